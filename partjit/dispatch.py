@@ -89,6 +89,7 @@ class CacheMiss:
         # What looks for a call among the last ones before anything else; None where other processes may have to know of
         # the call before it is found, or where it has to be changed to be found.
         self._recognized: Callable[..., Outcome | None] | None = None
+        self._let_in = 0  # how many of the entries of the C++ functions let others in
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
@@ -123,6 +124,8 @@ class CacheMiss:
         """
         if self._recognized is None or _letting_in.is_on:
             return None
+        if self._entries() > self._let_in and self.recent is not None and self.recent.knows(args, kwargs):
+            self._let_others_in(args, kwargs)
         return self._recognized(args, kwargs, retires=retires)
 
     def _last_agreement(self) -> "Agreement | None":
@@ -170,6 +173,8 @@ class CacheMiss:
         except InternalFloatingPointError as error:
             recheck_for_nans(error, self.fun, args, kwargs)
             raise
+        if self._entries() == self._let_in + 1:  # that of this call, for which nobody has to wait any more
+            self._let_in += 1
         fast_path = None
         if not moved and not program.consts:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
@@ -200,13 +205,18 @@ class CacheMiss:
             and all(isinstance(spec, UnspecifiedValue) for spec in (*program.in_specs, *program.out_specs))
         )
 
+    def _entries(self) -> int:
+        """How many signatures the C++ functions know."""
+        return max(function._cache_size() for function in self.functions)
+
     def _let_others_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         """Lets further calls with this signature in while the first one still runs.
 
         The C++ function takes a cache miss for a compilation, which one thread does while others wait; but a plan calls
         Python, which may wait for another thread's call or make this very one. So the entry of this call is replaced
-        by one whose compilation ends at once.
+        by one whose compilation ends at once. Those of other signatures go: their next calls are first ones as well.
         """
+        self._let_in = 0
         for function in self.functions:
             function._clear_cache()
             _letting_in.is_on = True
@@ -214,6 +224,7 @@ class CacheMiss:
                 function(*args, **kwargs)
             finally:
                 _letting_in.is_on = False
+        self._let_in = 1
 
 
 class _LettingIn(threading.local):

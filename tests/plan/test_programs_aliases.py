@@ -251,6 +251,34 @@ def test_first_calls_from_several_threads_meet(meeting):
     assert len(results) == 2
 
 
+@pytest.mark.parametrize("donated", [(), 0])
+def test_calls_of_several_threads_meet_after_one_of_another_signature(meeting, donated):
+    def host(v, name):
+        if rendezvous.logs["together"]:
+            rendezvous.meet(f"{int(name)} {v.shape}", 2)
+        return v
+
+    call = colocated_python(host, out_specs_fn=lambda v, name: v)
+    f = pjit(lambda v, name, calls: (call(v, name) if calls else v) + 1, donate_argnums=donated, static_argnums=2)
+    for length in (2, 3):
+        f(jnp.zeros(length), 0, True)
+    f(jnp.zeros(2), 0, False)
+    rendezvous.logs["together"].append(True)
+    results = {}
+
+    def work(i, v, name):
+        results[name, i] = np.asarray(f(v, name, True))
+
+    for name, length in enumerate((2, 3, 2)):
+        threads = [threading.Thread(target=work, args=(i, jnp.zeros(length), name)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(results) == 2 * (name + 1)
+        assert f(jnp.zeros(2), name, False)[0] == 1
+
+
 # Nothing is lost or done twice
 
 

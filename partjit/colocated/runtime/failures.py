@@ -69,9 +69,12 @@ def code_site(depth: int = 1) -> CodeSite:
     """Where the user's code called the package, for `site_of`.
 
     Args:
-        depth: how many callers up it is at least.
+        depth: how many callers up it is at least, unless C code made the call and there are not as many.
     """
-    frame = sys._getframe(depth)
+    try:
+        frame = sys._getframe(depth)
+    except ValueError:
+        frame = sys._getframe(1)
     code = frame.f_code  # read once, as both are audited: any audit hook in the process makes them slow
     while code.co_filename.startswith(_libraries) and frame.f_back is not None:
         frame = frame.f_back
@@ -222,8 +225,8 @@ class Failure:
                 raise
 
     def _is_like(self, other: "Failure") -> bool:
-        """Whether whoever waits for one waits for the other as well, and both raise the same exception."""
-        return self.error is other.error and self.stream is other.stream and self.parent is other.parent
+        """Whether whoever waits for one waits for the other as well, and has both when they see one."""
+        return self._report is other._report and self.parent is other.parent
 
     def __str__(self) -> str:
         what = traceback.format_exception_only(type(self.error), self.error)[0].strip()

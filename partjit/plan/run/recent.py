@@ -116,6 +116,19 @@ class Recent:
                         delete_consumed(leaves)
         return None
 
+    def knows(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> bool:
+        """Whether a call with these arguments is like one of the last ones."""
+        if not self._calls or not is_eager():
+            return False
+        statics: _Typed = ()
+        if self._has_statics:
+            args, kwargs, statics = self._separated(args, kwargs)
+        flat = _flat(args, kwargs)
+        if flat is None:
+            return False
+        known = flat[1], flat[2], statics, _context()
+        return any((tree, kinds, own, context) == known for context, tree, kinds, own, *_ in self._calls)
+
     def remember(
         self,
         args: tuple[PyTree, ...],

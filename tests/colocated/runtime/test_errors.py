@@ -1,5 +1,6 @@
 """What a colocated function raises reaches somebody; and what ends or doubles the process is survived."""
 
+import _thread
 import dataclasses
 import gc
 import logging
@@ -277,6 +278,31 @@ def test_a_failure_is_logged_once_when_no_result_is_left(caplog):
     with pytest.raises(OwnError):
         colocated.wait()
     assert len(logged(caplog, "when_no_result_is_left")) == 1
+
+
+def test_one_exception_that_calls_raise_after_it_was_seen_is_raised_by_wait_again():
+    error = OwnError(1, "again")
+    stream = colocated.Stream()
+    kept = failures.Failure(error, "first", ("file.py", 1, "here"), stream, None)
+    failures.Failure(error, "first", ("file.py", 2, "here"), stream, None)  # which nobody has
+    with pytest.raises(OwnError):
+        kept.raise_()
+    failures.Failure(error, "second", ("file.py", 3, "here"), stream, None)
+    with pytest.raises(OwnError) as raised:
+        colocated.wait()
+    assert "'second' made at file.py:3" in raised.value.__notes__[-1]
+    colocated.wait()
+
+
+def test_a_call_that_a_thread_itself_makes_names_its_function():
+    note = colocated_python(lambda x: rendezvous.say("made") or 1 / 0, mode="stream", out_specs_fn=lambda x: x)
+    with pytest.raises(ZeroDivisionError):
+        note(one).block_until_ready()
+    rendezvous.clear()
+    _thread.start_new_thread(note, (one,))  # with no frame of Python below
+    rendezvous.hear("made")
+    with pytest.raises(ZeroDivisionError):
+        wait_for(lambda: colocated.wait())
 
 
 def test_failures_without_results_are_logged_too(caplog):
