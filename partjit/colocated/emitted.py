@@ -98,7 +98,7 @@ class SpecializationForExecutables(Specialization):
                     self._run_observed(arrays, stream, node)
                     entry.done(())
         except BaseException as error:
-            Failure(error, self._name, site, stream, parent)
+            Failure(error, self._name, site, stream, parent, [stream] if self._lane is None else [stream, self._lane])
             if is_interrupt(error):
                 raise
         self._credit = _credited(self._credit, time.perf_counter() - started)

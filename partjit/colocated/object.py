@@ -101,12 +101,16 @@ class _Handle:
         `concurrent` objects, only calls made by this thread are waited for.
 
         Raises:
-            Exception: what the constructor raised, if nobody has seen it, or `close()` of the object.
+            Exception: what `close()` of the object raised; else the first failure of its calls that nobody has seen,
+                except of those of `concurrent` objects, or what the constructor raised.
         """
         self._close()
-        error = self._colocated_instance.error
-        if error is not None:
-            failures.raise_unseen(lambda failure: failure.error is error)
+        lane, error = self._colocated_instance.lane, self._colocated_instance.error
+        failures.raise_unseen(
+            lambda failure: (
+                (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
+            )
+        )
 
     def _close(self) -> None:
         instance = self._colocated_instance
@@ -120,7 +124,7 @@ class _Handle:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
             self.close()
-        else:  # which says more than what the constructor raised
+        else:  # which says more than what its calls raised
             self._close()
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -261,7 +261,8 @@ class Specialization(PreparedFunction):
         except Exception as error:
             if is_interrupt(error):  # of the caller, not of the call
                 raise
-            failure = failure_here(error, self._name, call_site(), stream)
+            lanes = [stream] if self._lane is None else [stream, self._lane]
+            failure = failure_here(error, self._name, call_site(), stream, lanes)
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
             return self.out_specs.tree.unflatten(failed)
         self._cheapness.measured(_perf_counter() - started)

@@ -248,10 +248,16 @@ def test_a_failed_constructor_is_raised_at_the_end_of_every_stream_that_called_t
     colocated.wait()
 
 
+class FullDisk:
+    def note(self, x) -> None:
+        raise OSError("no disk")
+
+
 @pytest.mark.parametrize("where", ["eager", "pjit", "jit"])
-def test_a_failed_constructor_is_raised_at_the_end_of_the_block(where):
+@pytest.mark.parametrize("kind", [WithoutDisk, FullDisk])
+def test_a_failed_constructor_or_method_is_raised_at_the_end_of_the_block(where, kind):
     def note_twice(then=None):
-        with colocated_python_class(WithoutDisk)() as sink:
+        with colocated_python_class(kind)() as sink:
             call = {"eager": sink.note, "pjit": pjit(sink.note), "jit": jax.jit(sink.note)}[where]
             call(one)
             call(one)
@@ -265,10 +271,31 @@ def test_a_failed_constructor_is_raised_at_the_end_of_the_block(where):
         note_twice(ZeroDivisionError())
     with pytest.raises(OSError, match="no disk"):
         colocated.wait()
-    with colocated_python_class(WithoutDisk)() as sink:
+    with colocated_python_class(kind)() as sink:
         sink.note(one)
         with pytest.raises(OSError, match="no disk"):
             colocated.wait()
+    other = colocated_python_class(FullDisk)()
+    other.note(one)
+    with Colocated(1) as counter:  # which has nothing to do with it
+        counter.add(one)
+    with pytest.raises(OSError, match="no disk"):
+        colocated.wait()
+
+
+@pytest.mark.parametrize("runs", ["on a thread", "in its caller"])
+def test_what_a_quick_method_raises_is_raised_at_the_end_of_the_block_wherever_it_runs(runs):
+    class Log:
+        def note(self, x) -> None:
+            if float(x) < 0:
+                raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"), colocated_python_class(Log)() as log_:
+        for _ in range(100 if runs == "in its caller" else 1):
+            log_.note(one)
+            colocated.wait()
+        log_.note(-one)
+    colocated.wait()
 
 
 def test_constructor_arguments_are_copied():

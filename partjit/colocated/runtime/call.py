@@ -201,7 +201,7 @@ class Call(Flag):
 
     def fail(self, error: BaseException) -> None:
         """Hands over an exception in place of the results."""
-        self._hand_over(Failure(error, self.name, self.site, self.stream, self.parent))
+        self._hand_over(Failure(error, self.name, self.site, self.stream, self.parent, self.lanes))
 
     def _hand_over(self, failure: Failure) -> None:
         for reference in self.receivers:
@@ -252,10 +252,10 @@ def current_calls() -> list[Call]:
     return running
 
 
-def failure_here(error: BaseException, name: str, site: Site, stream: Any) -> Failure:
-    """The failure of a function called in this thread."""
+def failure_here(error: BaseException, name: str, site: Site, stream: Any, lanes: Sequence[Lane] = ()) -> Failure:
+    """The failure of a function called in this thread; lanes as of `Failure`."""
     running = current_calls()
-    return Failure(error, name, site, stream, running[-1] if running else None)
+    return Failure(error, name, site, stream, running[-1] if running else None, lanes)
 
 
 def roots_so_far() -> int:

@@ -14,7 +14,7 @@ import sys
 import traceback
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -155,6 +155,7 @@ class Failure:
         error: the exception, with a note of name and site and a traceback that starts in the function.
         stream: the stream of the call.
         parent: the call that made it, if any.
+        lanes: those of the call, unless its caller got the failure.
     """
 
     __slots__ = (
@@ -165,19 +166,23 @@ class Failure:
         "_report",
         "_traceback",
         "error",
+        "lanes",
         "name",
         "parent",
         "site",
         "stream",
     )
 
-    def __init__(self, error: BaseException, name: str, site: Site, stream: Any, parent: Any) -> None:
+    def __init__(
+        self, error: BaseException, name: str, site: Site, stream: Any, parent: Any, lanes: Sequence[Any] = ()
+    ) -> None:
         error = without_stop(error, name)
         self.error = error
         self.name = name
         self.site = site
         self.stream = stream
         self.parent = parent
+        self.lanes = lanes
         self._traceback = _without_own_frames(error.__traceback__)
         self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
         self._context = error.__context__

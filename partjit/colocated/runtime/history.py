@@ -81,7 +81,7 @@ class Made:
             return False
         if self.error is not None and self._is_first_to_report():
             call = self.call
-            failure = Failure(self.error, call.name, call.site, call.stream, call.parent)
+            failure = Failure(self.error, call.name, call.site, call.stream, call.parent, call.lanes)
             for result in self.results:
                 result.receive_failure(failure)
         return True

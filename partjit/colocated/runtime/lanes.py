@@ -137,7 +137,8 @@ def pass_on(call: Call) -> list[Call]:
         first = calls[0]
     except IndexError:  # it was given up in between
         return end(call)
-    return [first] if len(first.lanes) == 1 or is_first(first) else []
+    # Another thread may end one of several lanes meanwhile, unless it is kept from that.
+    return [first] if len(first.lanes) == 1 or order.run(is_first, first) else []
 
 
 def _remove(call: Call) -> list[Call]:
