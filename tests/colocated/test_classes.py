@@ -290,11 +290,15 @@ def test_what_a_quick_method_raises_is_raised_at_the_end_of_the_block_wherever_i
             if float(x) < 0:
                 raise OSError("no disk")
 
-    with pytest.raises(OSError, match="no disk"), colocated_python_class(Log)() as log_:
-        for _ in range(100 if runs == "in its caller" else 1):
-            log_.note(one)
-            colocated.wait()
-        log_.note(-one)
+    def note_many():
+        with colocated_python_class(Log)() as sink:
+            for _ in range(100 if runs == "in its caller" else 1):
+                sink.note(one)
+                colocated.wait()
+            sink.note(-one)
+
+    with pytest.raises(OSError, match="no disk"):
+        note_many()
     colocated.wait()
 
 

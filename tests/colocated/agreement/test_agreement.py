@@ -555,22 +555,27 @@ def test_votes_are_counted_when_somebody_waits_for_them(group, monkeypatch):
     agreements = group(2)
     own = agreements[0]._own
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+    left, coordinator = own._line._left, own._line._is_awaited.__self__
     woken = []
     monkeypatch.setattr(own._line, "wake", lambda wake=own._line.wake: woken.append(threading.get_ident()) or wake())
     callers = {}
 
-    def program(k, late):
+    def has_voted(k):
+        rounds = [one for history in [*coordinator._histories.values()] for one in [*history.rounds.values()]]
+        return bool(left) if k == 0 else any(set(one.votes) == {1} for one in rounds)
+
+    def program(k, first):
         callers[k] = threading.get_ident()
-        time.sleep(late)
+        if k != first:
+            wait_until(lambda: has_voted(first))
         return k
 
     draw = random.Random(5)
     for first in [draw.randrange(2) for _ in range(8)]:
         woken.clear()
-        found = outcomes(agreements, [lambda k=k, late=0.05 * (k != first): program(k, late) for k in range(2)])
+        found = outcomes(agreements, [lambda k=k, first=first: program(k, first) for k in range(2)])
         assert found == [0, 1]
         assert (callers[0] in woken) == (first == 1)
-    left, coordinator = own._line._left, own._line._is_awaited.__self__
     coordinator._decide_by(lambda: left.append((Vote(99, 99, (0, 2), Point(0, "", None, ""), False, None), 0.0)))
     assert not left  # one that was left while another one was counted, which whoever left it could not see
 
