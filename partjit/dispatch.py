@@ -93,9 +93,10 @@ class CacheMiss:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
-        outcome = self.recognized(args, kwargs)
-        if outcome is not None:
-            return outcome
+        if self._recognized is not None and not _letting_in.is_on:
+            outcome = self._recognized(args, kwargs)
+            if outcome is not None:
+                return outcome
         attempt = None
         try:
             if _letting_in.is_on:

@@ -19,7 +19,7 @@ from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.journaling.identity import Place
 from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.host_values import (
     HostArgument,
@@ -161,6 +161,14 @@ class PreparedFunction:
 
         return default
 
+    def _runs_simply(self) -> bool:
+        """Whether a call now runs on a thread and takes nothing into account but its stream.
+
+        That is so of one that is a part of no other, and that nobody observes or records.
+        """
+        is_own = self._is_simple and (self._has_own_thread or not self._cheapness.is_shown)
+        return is_own and not events.listeners and journal.current is None and not current_calls()
+
     def _entry(self, log: journal.Log, stream: Stream, node: str = "", site: Site | None = None) -> Entry | None:
         """The entry of a call in the journal, if it is one of its own."""
         if not self._is_here:
@@ -229,6 +237,17 @@ class PreparedFunction:
 
     def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool | None]) -> list[Taken]:
         """What returns the arguments of a call in a program when the function runs."""
+        plain: list[Taken] = []
+        for leaf, is_pinned in zip(leaves, pinned, strict=True):  # of most calls all are numbers, or of nobody else
+            kind = type(leaf)
+            if kind is HostArgument:
+                plain.append(self._taken_of_host(leaf))
+            elif kind is ArrayImpl and is_pinned is None and not events.listeners:  # which wait for what is computed
+                plain.append(leaf)
+            else:
+                break
+        else:
+            return plain
         if True in pinned:
             kept = [leaf for leaf, is_pinned in zip(leaves, pinned, strict=True) if is_pinned]
             if _PLAIN.issuperset(map(type, kept)):
@@ -243,12 +262,18 @@ class PreparedFunction:
         return [*map(self._taken, leaves, pinned)]
 
     def _taken(self, leaf: Any, is_pinned: bool | None) -> Taken:
-        """What returns an argument of a call in a program when the function runs; None as of `submit_for_program`."""
+        """What returns an argument of a call in a program when the function runs; None as of `submitting`."""
         if is_pinned is None and type(leaf) is ArrayImpl and not events.listeners:  # which wait for what is computed
             return leaf
         if type(leaf) is HostArgument:
-            return leaf.itself if self._takes_numpy else leaf.array if self._is_of_shards else leaf.when_used
+            return self._taken_of_host(leaf)
         return pin(leaf) if is_pinned else unpinned(leaf)
+
+    def _taken_of_host(self, argument: HostArgument) -> Taken:
+        """What returns an argument that no array on devices holds yet, when the function runs."""
+        if self._takes_numpy:
+            return argument.itself
+        return argument.array if self._is_of_shards else argument.when_used
 
     def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""

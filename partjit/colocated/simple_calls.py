@@ -26,6 +26,7 @@ from partjit.colocated.runtime.streams import Stream
 __all__ = ["submitted", "submitted_flat"]
 
 _reference = weakref.ref
+_settings_here = ThreadSettings.here
 _copy_context = contextvars.copy_context
 
 
@@ -49,12 +50,12 @@ def submitted_flat(
         out_specs: the specs of its results.
         site: where it is made.
     """
-    call = _SimpleCall(on_thread.name, site, stream, (stream,), None)
-    call.settings, call.context = ThreadSettings.here(), _copy_context()
-    call.on_thread, call.takes, call.out_specs = on_thread, takes, out_specs
+    call = _SimpleCall(on_thread, takes, stream, out_specs, site)
+    if not out_specs.leaves:
+        scheduler.submit(call)
+        return ()
     results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
-    if results:
-        call.receivers = [*map(_reference, results)]
+    call.receivers = [*map(_reference, results)]
     scheduler.submit(call)
     return results
 
@@ -69,11 +70,14 @@ class _SimpleCall(Call):
 
     __slots__ = ("context", "on_thread", "out_specs", "settings", "takes")
 
-    settings: ThreadSettings
-    context: contextvars.Context
-    on_thread: OnThread
-    takes: list[Taken]
-    out_specs: OutSpecs
+    def __init__(
+        self, on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+    ) -> None:
+        self._begin(on_thread.name, site, stream, (stream,))
+        self.settings, self.context = _settings_here(), _copy_context()
+        self.on_thread = on_thread
+        self.takes = takes
+        self.out_specs = out_specs
 
     def _called(self) -> Sequence[Any]:
         run: Any = self.context.run

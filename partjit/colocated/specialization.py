@@ -21,7 +21,7 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.call import Call, Lane, current_calls, failure_here
+from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, code_site, without_stop
 from partjit.colocated.runtime.host_values import (
     put_host_arguments,
@@ -185,24 +185,33 @@ class Specialization(PreparedFunction):
         except Exception as error:
             failure_here(error, self._name, site, stream).raise_()
 
-    def submit_for_program(
-        self,
-        leaves: Sequence[Any],
-        pinned: Sequence[bool | None],
-        site: Site,
-        node: str = "",
-        *,
-        is_run_here: bool = False,
-    ) -> Sequence[jax.Array]:
-        """Submits a call to a thread, for a program, and returns the flat results, which are pending.
+    def submitting(
+        self, pinned: Sequence[bool | None], site: Site, node: str = "", *, is_run_here: bool = False
+    ) -> Callable[..., Sequence[jax.Array]]:
+        """A function that submits a call to a thread, for a program, and returns the flat results, which are pending.
+
+        It takes the flat arguments: arrays on the hosts, and `HostArgument`s.
 
         Args:
-            leaves: the flat arguments: arrays on the hosts, and `HostArgument`s.
             pinned: which of them may be donated while the call runs; None for one that nobody else has.
             site: where the user's code makes the call.
             node: its name in the plan.
             is_run_here: whether this thread runs it, which waits for it next; it has no results.
         """
+
+        def submit(*leaves: Any) -> Sequence[jax.Array]:
+            if not is_run_here and self._runs_simply():
+                out_specs = self.out_specs
+                assert out_specs is not None
+                takes = self._taken_all(leaves, pinned)
+                return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
+            return self._submit_for_program(leaves, pinned, site, node, is_run_here)
+
+        return submit
+
+    def _submit_for_program(
+        self, leaves: Sequence[Any], pinned: Sequence[bool | None], site: Site, node: str, is_run_here: bool
+    ) -> Sequence[jax.Array]:
         if not self._is_prepared:
             self.prepare()
         if not self._is_here:
@@ -228,14 +237,6 @@ class Specialization(PreparedFunction):
             scheduler.run_unreceived(prepared().call)
             return ()
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
-
-    def _runs_simply(self) -> bool:
-        """Whether a call now runs on a thread and takes nothing into account but its stream.
-
-        That is so of one that is a part of no other, and that nobody observes or records.
-        """
-        is_own = self._is_simple and (self._has_own_thread or not self._cheapness.is_shown)
-        return is_own and not events.listeners and journal.current is None and not current_calls()
 
     def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
         returned = [self._target(*args, **kwargs)]

@@ -228,6 +228,51 @@ def test_an_integer_too_large_is_named_before_anything_is_consumed(by_front):
     logged("log")
 
 
+def test_numbers_are_read_wherever_they_are(by_front):
+    """In calls of several kinds in turn: beside trees, in them, and by name."""
+
+    def program(state, *given, **named):
+        note_log(*jax.tree.leaves((given, named)), jnp.sum(state["x"]))
+        return {"w": state["w"] + 1, "x": state["x"] + 1}
+
+    step = pjit(program, donate_argnums=0)
+    state = {"w": jnp.zeros(3), "x": jnp.float32(0)}
+    kinds_of_calls = [
+        lambda i: ((i,), {}),
+        lambda i: (([7, i],), {}),
+        lambda i: ((i, i + 1), {}),
+        lambda i: ((), {"step": i}),
+    ]
+    number = 0
+    for kinds in (kinds_of_calls[:1], kinds_of_calls[:2], kinds_of_calls[:3], kinds_of_calls):
+        for repetition in range(3):
+            for kind in kinds:
+                given, named = kind(number)
+                by_front.clear()
+                state = step(state, *given, **named)
+                assert logged("log") == [[*jax.tree.leaves((given, named)), number]]
+                assert any(by_front) or repetition < 2
+                number += 1
+
+
+@pytest.mark.parametrize("read", [lambda n: {}, lambda n: {"step": n}, lambda n: {"steps": [n]}])
+def test_an_integer_too_large_in_a_tree_is_named_before_anything_is_consumed(read, by_front):
+    def program(state, **named):
+        x, n = state
+        note_log(*jax.tree.leaves(named), jnp.sum(x))
+        return x + n
+
+    step = pjit(program, donate_argnums=0)
+    x = jnp.zeros(3)
+    for i in range(3):
+        x = step((x, i), **read(i))
+    assert by_front[-1]
+    with pytest.raises(OverflowError, match="2147483648"):
+        step((x, 2**31), **read(1))
+    assert not x.is_deleted()
+    logged("log")
+
+
 def test_cleared_it_recognizes_nothing(by_front):
     step = pjit(logs_the_loss)
     for clear in (lambda: None, step.clear_cache, jax.clear_caches):

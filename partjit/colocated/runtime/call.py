@@ -108,11 +108,20 @@ class Call(Flag):
     def __init__(
         self, name: str, site: Site | CodeSite, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree] | None
     ) -> None:
+        self._begin(name, site, stream, lanes)
+        self.body = body
+        running = current_calls()
+        if running:
+            self._parent = running[-1]
+            self.root = running[-1].root
+
+    def _begin(self, name: str, site: Site | CodeSite, stream: Any, lanes: Sequence[Lane]) -> None:
+        """Initializes a call that no other makes, without its body."""
         self.name = name
         self._site = site
         self.stream = stream
         self.lanes = lanes
-        self.body = body
+        self.body: Callable[[], PyTree] | None = None
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
@@ -121,10 +130,6 @@ class Call(Flag):
         self.is_set, self._waiting = False, []  # of a `Flag`
         self.number = self.root = next(_numbers)
         self._parent: Call | None = None
-        running = current_calls()
-        if running:
-            self._parent = running[-1]
-            self.root = running[-1].root
 
     @property
     def site(self) -> Site:

@@ -69,28 +69,31 @@ class AfterFirst:
         read = {*rest.inputs}
         self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
 
-    def fast_path(self, tree: PyTreeDef, destinations: Mapping[int, Destination]) -> FastPath | None:
-        """What C++ needs to recognize a call; it then returns a function of the flat arguments that does the rest.
+    def fast_path(
+        self, tree: PyTreeDef, destinations: Mapping[int, Destination], numbers: Sequence[int]
+    ) -> FastPath | None:
+        """What C++ needs to recognize a call; it then returns a function of the arguments that does the rest.
 
         Args:
             tree: the structure of the result.
             destinations: where those of the arguments are put, by position, that are NumPy arrays or numbers.
+            numbers: of each of the flat arguments, which of the arguments of that function it is.
 
         Returns:
             None if C++ cannot dispatch the fragment, which first has to be dispatched without.
         """
         plan, execute = self._plan, self._execute
-        inputs = [(i, destinations.get(i)) for i in self.inputs]
+        inputs = [(numbers[i], destinations.get(i)) for i in self.inputs]
         first = plan.nodes[0]
         own = self._fast_paths.get(first.name)
         if own is None:
             return None
 
-        def go_on(results: Sequence[jax.Array], leaves: Sequence[Any]) -> PyTree:
+        def go_on(results: Sequence[jax.Array], args: Sequence[Any]) -> PyTree:
             try:
                 if not inputs:
                     return tree.unflatten(execute(*results))
-                read = [leaves[i] if to is None else to.argument(leaves[i]) for i, to in inputs]
+                read = [args[i] if to is None else to.argument(args[i]) for i, to in inputs]
                 return tree.unflatten(execute(*results, *read))
             except BaseException as error:
                 keep_results(error, plan, tree)

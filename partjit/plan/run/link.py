@@ -331,10 +331,9 @@ def _caller(
     def run(*leaves: jax.Array) -> Sequence[jax.Array]:
         return specialization.run_for_program(leaves, distinct, site, node)
 
-    def submit(*leaves: jax.Array) -> Sequence[jax.Array]:
-        return specialization.submit_for_program(leaves, pinned, site, node, is_run_here=call.is_before_inline)
-
-    return run if call.is_inline else submit
+    if call.is_inline:
+        return run
+    return specialization.submitting(pinned, site, node, is_run_here=call.is_before_inline)
 
 
 def _with_calls(

@@ -3,11 +3,12 @@
 What has to be equal is compared by identity first: types and shardings of arrays, jax's context, the entered stream.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from jax.tree_util import tree_flatten, tree_leaves
+from jax.tree_util import tree_flatten, tree_leaves, treedef_is_leaf
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
@@ -46,7 +47,7 @@ only the number or name."""
 _Call: TypeAlias = tuple[object, PyTreeDef, list[object], _Typed, Plan, Placing, Run, PyTreeDef]
 
 _Continue: TypeAlias = Callable[[Sequence[object]], PyTree]
-"""What does the rest of a plan whose first fragment was dispatched, from the flat arguments to the result."""
+"""What does the rest of a plan whose first fragment was dispatched, from the arguments, flat or not, to the result."""
 
 
 _NOT_BY_FRONT = object()
@@ -66,9 +67,9 @@ class Recent:
         self._host = host
         self._has_statics = any((*static, *host))
         self._calls: tuple[_Call, ...] = ()
-        # A C++ function that recognizes calls, dispatches their first fragments, and returns what does the rest.
-        self._front: Callable[..., _Continue | None] | None = None
-        self._reads_arguments = False  # whether one of those does
+        # A C++ function that recognizes calls, dispatches their first fragments, and returns what does the rest; and
+        # whether one of those reads leaves that are no arguments themselves: then all are given the flat arguments.
+        self._front: tuple[Callable[..., _Continue | None], bool] | None = None
         _recents.add(self)
 
     def outcome(
@@ -87,8 +88,15 @@ class Recent:
         """
         if not self._calls or not is_eager():
             return None
-        if self._front is not None and recognized is None:
-            result = self._by_front(args, kwargs, retires)
+        if (
+            self._front is not None
+            and recognized is None
+            and not events.listeners
+            and journal.current is None
+            and entered_stream() is None
+            and not results_are_checked()
+        ):
+            result = self._by_front(*self._front, args, kwargs, retires)
             if result is not _NOT_BY_FRONT:
                 return result, None, False
         statics: _Typed = ()
@@ -155,35 +163,39 @@ class Recent:
             statics = self._separated(args, kwargs)[2]
             self._calls = ((_context(), tree, kinds, statics, plan, placing, run, out_tree), *self._calls)[:_MOST]
             if run.rest is not None and not self._has_statics:
-                self._reads_arguments = self._reads_arguments or bool(run.rest.inputs)
+                is_flat = not _is_of_arguments(tree, run.rest.inputs) or (self._front is not None and self._front[1])
+                learn = partial(self._learn_by_front, is_flat)
                 # A new one: the old one does not ask again for calls that it did not know.
-                self._front = make_cpp_function(
-                    self._learn_by_front, plan.name, self._learn_by_front, ((), ()), object()
-                )
+                self._front = make_cpp_function(learn, plan.name, learn, ((), ()), object()), is_flat
 
-    def _by_front(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], retires: bool) -> PyTree:
+    def _by_front(
+        self,
+        front: Callable[..., _Continue | None],
+        is_flat: bool,
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
+        retires: bool,
+    ) -> PyTree:
         """The result of a call that C++ recognizes, and whose first fragment it dispatches; else `_NOT_BY_FRONT`."""
-        if events.listeners or journal.current is not None or entered_stream() is not None or results_are_checked():
-            return _NOT_BY_FRONT
-        leaves: Sequence[Any] = ()
-        if retires or self._reads_arguments:
+        leaves: Sequence[Any] = args
+        if retires or is_flat:
             try:
                 leaves = tree_leaves((args, kwargs))
             except ValueError:  # keys that do not compare
                 return _NOT_BY_FRONT
             if retires and len({*map(id, leaves)}) < len(leaves):
                 return _NOT_BY_FRONT
-            if [leaf for leaf in leaves if type(leaf) is int and not _LEAST <= leaf <= _LARGEST]:
+        for leaf in leaves:
+            if type(leaf) is int and not _LEAST <= leaf <= _LARGEST:
                 return _NOT_BY_FRONT  # whoever does not know the call says which integer has too many bits
-        assert self._front is not None
-        go_on = self._front(*args, **kwargs)
+        go_on = front(*args, **kwargs)
         if go_on is None:
             return _NOT_BY_FRONT
         if retires:  # what the first fragment has consumed, while the devices compute
             delete_consumed(leaves)
-        return go_on(leaves)
+        return go_on(leaves if is_flat else args)
 
-    def _learn_by_front(self, *args: PyTree, **kwargs: PyTree) -> tuple[None, FastPath | None, bool]:
+    def _learn_by_front(self, is_flat: bool, *args: PyTree, **kwargs: PyTree) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
         flat = _flat(args, kwargs)
         if flat is None:
@@ -193,14 +205,15 @@ class Recent:
             if found == kinds and own_tree == tree and _context() == context:
                 destinations = placing.for_calls()
                 if run.rest is not None and destinations is not None:
-                    return None, run.rest.fast_path(out_tree, destinations), False
+                    numbers = range(own_tree.num_leaves) if is_flat else _numbers(own_tree)
+                    return None, run.rest.fast_path(out_tree, destinations, numbers), False
                 break
         return None, None, False
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
         self._calls = ()
-        self._front, self._reads_arguments = None, False
+        self._front = None
 
     def _separated(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
@@ -223,6 +236,21 @@ def _flat(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[list[Any
         return leaves, tree, [_KINDS[type(leaf)](leaf) for leaf in leaves]
     except (ValueError, KeyError, AttributeError):
         return None
+
+
+def _numbers(tree: PyTreeDef) -> list[int]:
+    """Of each leaf of the arguments and keyword arguments of a call, the number of the argument that it is part of.
+
+    Those of keyword arguments have numbers beyond them.
+    """
+    arguments = [*tree.children()[0].children(), tree.children()[1]]
+    return [number for number, argument in enumerate(arguments) for _ in range(argument.num_leaves)]
+
+
+def _is_of_arguments(tree: PyTreeDef, leaves: Iterable[int]) -> bool:
+    """Whether these leaves of the arguments and keyword arguments of a call are positional arguments themselves."""
+    positional, numbers = tree.children()[0].children(), _numbers(tree)
+    return all(numbers[i] < len(positional) and treedef_is_leaf(positional[numbers[i]]) for i in leaves)
 
 
 def _context() -> tuple[object, ...]:
