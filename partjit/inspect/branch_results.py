@@ -10,13 +10,10 @@ from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
 from partjit.inspect.buffer_roots import NONE, Roots, as_large
 from partjit.inspect.skeleton import Equation, Variable
 
-__all__ = ["BranchResults"]
+__all__ = ["BranchResults", "used_operands"]
 
 _IN_ORDER = RELEASE < (0, 12)
-"""Whether, in loops, a branch copies what it returns of its operands, if one before it returns something else.
-
-Then no result is in the memory of what a loop carries, either, unless it is written over it.
-"""
+"""Whether, in loops, branches are as if one ran after the other: none reads what one before it has written over."""
 
 
 class BranchResults:
@@ -35,17 +32,25 @@ class BranchResults:
         self._is_changed = [False] * count
         self._replaced = [self._given] * count
 
-    def add(self, results: Sequence[Roots]) -> None:
-        """What the next branch returns is computed from these buffers; its own are the conditional's."""
+    def add(self, results: Sequence[Roots], begin: int) -> None:
+        """What the next branch returns is computed from these buffers; its own are the conditional's.
+
+        Args:
+            results: the buffers that each result is computed from.
+            begin: when the branch began.
+        """
         for k, made in enumerate(results):
             written = {one for buffer in made for one in buffer.over if buffer.may_be_over(one)}
             is_returned = bool(made) and made <= self._given
+            read = {one for one in self._given if one.last >= begin or one in made}
+            kept = self._given - read if self._are_in_order and self._is_changed[k] else self._given
             if made:
-                is_copied = is_returned and self._is_changed[k] and self._are_in_order
-                self.over[k] &= written if is_copied else made | written
+                self.over[k] &= kept & (made | written)
             self._is_changed[k] |= not is_returned
             first = min((buffer.start for buffer in made), default=self._begin)
-            self._replaced[k] &= made | written | {one for one in self._given if one.last < first}
+            replaced = {one for buffer in made for one in buffer.replaces}
+            replaced |= {one for one in self._given if one.last < first}
+            self._replaced[k] &= kept & (made | written | replaced)
             if len(made) == 1:
                 (buffer,) = made
                 if buffer.start > self._begin:
@@ -56,6 +61,11 @@ class BranchResults:
         for k, var in enumerate(eqn.outvars):
             buffer = times.new(size(var), eqn, var, min(self.starts[k], times.clock))
             buffer.over, buffer.written = as_large(buffer, self.over[k]), times.clock
-            if not self._are_in_order:
-                buffer.replaces = frozenset(as_large(buffer, self._replaced[k]))
+            buffer.replaces = frozenset(as_large(buffer, self._replaced[k]))
             yield buffer
+
+
+def used_operands(eqn: Equation) -> set[int]:
+    """The positions of the operands of a conditional that it needs: what none of its branches uses is not read."""
+    inputs = ((k, var, inner) for inner in eqn.bodies for k, var in enumerate(inner.invars, 1))
+    return {0, *(k for k, var, inner in inputs if var in inner.users or var in inner.outvars)}

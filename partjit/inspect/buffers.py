@@ -13,7 +13,7 @@ Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from partjit.inspect.branch_results import BranchResults
+from partjit.inspect.branch_results import BranchResults, used_operands
 from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
 from partjit.inspect.buffer_roots import NONE, Roots, are_arguments, as_large, bound, roots_of
 from partjit.inspect.equation_moves import NO_MOVES, EquationMoves, Moves
@@ -391,9 +391,9 @@ class _Walk:
         results = BranchResults(operands, len(eqn.outvars), self.times.clock, bool(self.times.loops))
         for inner in eqn.bodies:
             self._depths.update(dict.fromkeys(inner.invars, len(self.times.loops)))  # nothing is moved out of branches
-            with self.times.branch():
-                results.add(roots_of(inner.outvars, self.body(inner, bound(inner.invars, operands[1:]))))
+            with self.times.branch() as begin:
+                results.add(roots_of(inner.outvars, self.body(inner, bound(inner.invars, operands[1:]))), begin)
         self.times.clock += 2
-        self.times.read(NONE.union(*operands))
+        self.times.read(NONE.union(*(operands[k] for k in used_operands(eqn))))
         for var, buffer in zip(eqn.outvars, results.buffers(self.times, eqn, self._size), strict=True):
             roots[var] = frozenset([buffer])

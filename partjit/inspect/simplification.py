@@ -1,8 +1,7 @@
 """Equations as XLA simplifies them: a slice of what was concatenated reads the parts that it is of.
 
 Where all uses of a concatenated array are slices, that array is never computed. A product with ones, as it is in the
-gradient of a sum of squares, is the other factor. What Equinox selects where its loops are under `vmap` is, elsewhere,
-what they have computed.
+gradient of a sum of squares, is the other factor. What is lowered to nothing is its operand.
 
 Source: `AlgebraicSimplifierVisitor` of XLA, `HandleSlice` and `HandleMultiply`.
 """
@@ -13,10 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from jax.extend.core import JaxprEqn, Literal, Var, primitives
 
 from partjit._jax.jaxprs import Atom, type_of
+from partjit.inspect.identities import passed_operand
 
 __all__ = ["simplified"]
-
-_SELECT_UNDER_VMAP = "select_if_vmap"  # `equinox.internal`: a predicate, what is given without `vmap`, an alternative
 
 
 def simplified(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
@@ -37,8 +35,8 @@ def simplified(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
         elif name == "mul" and not ones.isdisjoint(atom for atom in eqn.invars if isinstance(atom, Var)):
             (factor, *_) = [atom for atom in eqn.invars if isinstance(atom, Literal) or atom not in ones] or eqn.invars
             new = [eqn.replace(primitive=primitives.reshape_p, invars=[factor])]
-        elif name == _SELECT_UNDER_VMAP:
-            new = [eqn.replace(primitive=primitives.reshape_p, invars=[eqn.invars[1]])]
+        elif (operand := passed_operand(eqn)) is not None:
+            new = [eqn.replace(primitive=primitives.reshape_p, invars=[operand])]
         made += new
         joined.update((one.outvars[0], one) for one in new if one.primitive.name == "concatenate")
     return made
