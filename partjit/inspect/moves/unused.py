@@ -2,7 +2,7 @@
 
 jax itself removes what no equation uses, but not what calls, loops and branches compute for results that are not used.
 
-Source: `HloDCE` and `WhileLoopSimplifier` of XLA.
+Source: `HloDCE`, `WhileLoopSimplifier` and `ConditionalSimplifier` of XLA.
 """
 
 import math
@@ -94,22 +94,22 @@ class _Removal:
 
     def __init__(self, walk: Walk) -> None:
         self._functions: dict[str, ir.Operation] = {}
-        self._loops: list[ir.Operation] = []  # inner ones first
+        self._passing: list[ir.Operation] = []  # loops and conditionals, inner ones first
         self._calls: dict[str, list[ir.Operation]] = {}
+        self._effects: dict[str, bool] = {}
+        self._inside: dict[ir.Operation, Sequence[ir.Operation]] = {}  # of what has regions, which is asked for often
+        self._have_effects: dict[ir.Operation, bool] = {}
         roots = [op for op in walk.ops if (results := op.results) and not any(map(_has_user, results))]
         self._roots = roots[::-1]  # users first
         unused = {*roots}
-        for op in walk.named("stablehlo.while", "func.call", "func.func"):
+        for op in walk.named("stablehlo.while", _CASE, "func.call", "func.func"):
             match op.name:
-                case "stablehlo.while" if op not in unused:
-                    self._loops.append(op)
+                case "stablehlo.while" | "stablehlo.case" if op.name == _CASE or op not in unused:
+                    self._passing.append(op)
                 case "func.call" if op not in unused:
                     self._calls.setdefault(_callee(op), []).append(op)
                 case "func.func":
                     self._functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
-        self._effects: dict[str, bool] = {}
-        self._inside: dict[ir.Operation, Sequence[ir.Operation]] = {}  # of what has regions, which is asked for often
-        self._have_effects: dict[ir.Operation, bool] = {}
         self._unused: set[ir.Operation] = set()
         self.found: list[ir.Operation] = []
         self.replaces = False
@@ -118,13 +118,35 @@ class _Removal:
         """Finds what is to be erased; returns that with all that is in it."""
         for op in self._roots:
             self._find(op)
-        for loop in reversed(self._loops):
-            self._drop_carries(loop)
+        for op in reversed(self._passing):
+            self._drop_passed(op)
         # Before jax 0.11 the bodies of loops are functions, and the loops in them come in any order.
         while any([*map(self._drop_results, self._calls)]):
-            for loop in self._loops:
-                self._drop_carries(loop)
+            for op in self._passing:
+                self._drop_passed(op)
         return self._unused
+
+    def _drop_passed(self, op: ir.Operation) -> None:
+        if op.name == _CASE:
+            self._drop_branch_results(op)
+        else:
+            self._drop_carries(op)
+
+    def _drop_branch_results(self, conditional: ir.Operation) -> None:
+        """Lets the branches of a conditional return zeros for results that are not used."""
+        if conditional in self._unused:
+            return
+        for k, result in enumerate(conditional.results):
+            if self._is_used(result) or not isinstance(result.type, ir.RankedTensorType):
+                continue
+            zero = _ZEROS.get(str(result.type.element_type)[0])
+            for end in map(_end, conditional.regions):
+                if zero is None or _is_constant(end.operands[k]):
+                    continue
+                with conditional.context, conditional.location, ir.InsertionPoint(end):
+                    value = ir.Attribute.parse(f"dense<{zero}> : {result.type}")
+                    made = ir.Operation.create("stablehlo.constant", [result.type], [], {"value": value})
+                self._replace(end, k, made.results[0])
 
     def _drop_carries(self, loop: ir.Operation) -> None:
         """Lets a loop pass on what it carries for nothing."""
@@ -248,12 +270,19 @@ class _Removal:
         return values
 
 
+_CASE = "stablehlo.case"
+_ZEROS = {"f": "0.0", "b": "0.0", "i": "0", "u": "0"}
+"""By the first letter of the name of a type."""
 _PER_RESULT = ("func.call", "stablehlo.while")
 """The operations whose results need different values."""
 
 
 def _has_user(value: ir.Value) -> bool:
     return next(iter(value.uses), None) is not None
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return not isinstance(value.owner, ir.Block) and value.owner.name == "stablehlo.constant"
 
 
 def _callee(call: ir.Operation) -> str:

@@ -39,6 +39,19 @@ def branches(x):
     return x * 2
 
 
+def branches_with_effects(x):
+    """Sums of which the first alone is used; the conditional is there for its effect."""
+
+    def called(x):
+        jax.debug.callback(lambda: None)
+        return x[:, 0].sum() * 0 + 1, x.sum(1), jnp.cos(x), (x.T @ x).astype(int)
+
+    def others(x):
+        return jnp.float32(2), x.max(1), jnp.tile(x.sum(0), (16, 1)), (x.T @ x > 3).astype(int)
+
+    return lax.cond(x[0, 0] > 0, called, others, x)[2]
+
+
 def calls(x):
     jax.jit(lambda x: x.sum())(x)
     return x * 2
@@ -107,6 +120,13 @@ def test_bodies_are_walked_once_however_deep_they_are(fun):
     with mock.patch.object(unused, "nested", wraps=nested) as walks:
         unused.remove_unused(walk)
     assert 0 < walks.call_count <= sum(len(op.regions) > 0 for op in nested(module.operation))
+
+
+def test_what_branches_with_effects_compute_for_nothing_is_not_predicted():
+    """XLA keeps what the effects need, and the result that is used."""
+    struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    report = explain(pjit(branches_with_effects, in_shardings=P("x")), struct, mesh=make_mesh(), compiled=True)
+    assert report.predicted.counts == report.collectives.counts
 
 
 def test_effects_stay():
