@@ -22,7 +22,7 @@ _MAIN = "main"
 def passed_operand(eqn: JaxprEqn) -> Atom | None:
     """The operand that is the result of an equation, as its primitive is lowered; None if that computes something.
 
-    Those of jax are known by name, and are not looked at.
+    Those of jax are known by name, and are not looked at. One that cannot be lowered by itself is taken to compute.
     """
     if len(eqn.outvars) != 1 or eqn.effects or not _is_of_others(eqn.primitive):
         return None
@@ -49,7 +49,10 @@ def _passed(primitive: Primitive, params: Sequence[tuple[str, Hashable]], shapes
         return primitive.bind(*operands, **given)
 
     structs = [jax.ShapeDtypeStruct(*one) for one in shapes]
-    module: Any = jax.jit(bound, keep_unused=True).lower(*structs).compiler_ir()
+    try:
+        module: Any = jax.jit(bound, keep_unused=True).lower(*structs).compiler_ir()
+    except Exception:  # of any package; it may be lowered in the scope of an axis alone
+        return None
     (main,) = (op for op in module.body.operations if op.attributes["sym_name"].value == _MAIN)
     (block,) = main.regions[0].blocks
     (result,) = block.operations[len(block.operations) - 1].operands

@@ -66,7 +66,16 @@ second_p = primitive_of("second_of_two", lambda x, y: y)
 sum_p = primitive_of("sum_of_two", lambda x, y: x + y)
 
 
-@pytest.mark.parametrize(("primitive", "position"), [(second_p, 1), (sum_p, None), (primitives.add_p, None)])
+def refused(x, y):
+    raise RuntimeError("only where there is an axis")
+
+
+refused_p = primitive_of("refused_alone", refused)  # as one that has to be lowered in the scope of an axis
+
+
+@pytest.mark.parametrize(
+    ("primitive", "position"), [(second_p, 1), (sum_p, None), (primitives.add_p, None), (refused_p, None)]
+)
 def test_what_a_primitive_passes_on_is_told_from_its_lowering(primitive, position):
     jaxpr = jax.make_jaxpr(primitive.bind)(f32(3), f32(3)).jaxpr
     (eqn,) = jaxpr.eqns
