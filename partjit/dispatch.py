@@ -93,10 +93,9 @@ class CacheMiss:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
-        if self._recognized is not None and not _letting_in.is_on:
-            outcome = self._recognized(args, kwargs)
-            if outcome is not None:
-                return outcome
+        outcome = self.recognized(args, kwargs)
+        if outcome is not None:
+            return outcome
         attempt = None
         try:
             if _letting_in.is_on:
