@@ -23,7 +23,6 @@ from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters.mlir import LoweringParameters, ModuleContext, ShardingContext
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
-from partjit._jax.effects import uses_refs
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.versions import RELEASE
 
@@ -115,11 +114,9 @@ def _has_no_types(jaxpr: ClosedJaxpr) -> bool:
 
 
 def _has_plain_effects(jaxpr: ClosedJaxpr) -> bool:
-    """Whether a program has no effects that get tokens, or are refused."""
+    """Whether no effect of a program gets tokens, is removed before, as that of refs, or is refused."""
     return not (
-        uses_refs(jaxpr)
-        or effects.ordered_effects.filter_in(jaxpr.effects)
-        or effects.lowerable_effects.filter_not_in(jaxpr.effects)
+        effects.ordered_effects.filter_in(jaxpr.effects) or effects.lowerable_effects.filter_not_in(jaxpr.effects)
     )
 
 
