@@ -140,7 +140,10 @@ def memory_of(array: Any) -> list[int]:
     array = data_of(array)
     if type(array) is not ArrayImpl or not array.size or array.is_deleted():
         return []
-    return [buffer.unsafe_buffer_pointer() for buffer in buffers_of(array)]
+    try:
+        return [buffer.unsafe_buffer_pointer() for buffer in buffers_of(array)]
+    except RuntimeError:  # another thread has just deleted or donated it
+        return []
 
 
 def array_of_buffers(like: ArrayImpl, buffers: Sequence[ArrayImpl]) -> ArrayImpl:

@@ -2,6 +2,13 @@
 
 import importlib.metadata
 
+SUPPORTED = ">=0.10.2,!=0.11.*,<0.13"
+
+LEFT_OUT = (0, 11)
+"""With jax 0.11.2 a thread can wait for ever in a compiled function whose argument others donate, XLA dies of a
+segmentation fault where it compiles the sum of an empty array beside random numbers, and some interfaces are still
+those of jax 0.10."""
+
 
 def supported_release(version: str) -> tuple[int, ...]:
     """The numbers of a supported version of jax.
@@ -10,8 +17,8 @@ def supported_release(version: str) -> tuple[int, ...]:
         ImportError: it says which versions to install.
     """
     release = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-    if not (0, 10, 2) <= release < (0, 13):
-        raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {version}: pip install 'jax>=0.10.2,<0.13'")
+    if not (0, 10, 2) <= release < (0, 13) or release[:2] == LEFT_OUT:
+        raise ImportError(f"partjit needs jax{SUPPORTED} but found jax {version}: pip install 'jax{SUPPORTED}'")
     return release
 
 
