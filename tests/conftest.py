@@ -60,7 +60,8 @@ def accelerators(monkeypatch):
 
     def fake(of):
         if isinstance(of, jax.sharding.Mesh):
-            return jax.sharding.Mesh(np.array(fake([*of.devices.flat])).reshape(of.devices.shape), of.axis_names)
+            hosts = np.array(fake([*of.devices.flat])).reshape(of.devices.shape)
+            return jax.sharding.Mesh(hosts, of.axis_names, axis_types=of.axis_types)
         return [by_id[d.id % 4] for d in real(of)]
 
     monkeypatch.setattr(devices, "colocated_cpu_devices", fake)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax._src import config
@@ -94,6 +94,19 @@ def abstract_mesh() -> AbstractMesh | None:
     """The mesh of `jax.sharding.use_abstract_mesh`, where no mesh of devices is ambient and no axis is manual."""
     mesh = mesh_lib.get_abstract_mesh()
     return None if mesh.empty or mesh.manual_axes or not innermost_mesh().empty else mesh
+
+
+@contextlib.contextmanager
+def ambient_mesh_replaced(replacement: Callable[[Mesh], Mesh]) -> Iterator[None]:
+    """Makes `replacement(mesh)` ambient in the ways in which a mesh of devices is."""
+    mesh = innermost_mesh()
+    replaced = mesh if mesh.empty else replacement(mesh)
+    if replaced is mesh:
+        yield
+    else:
+        ambient = entered_mesh if mesh_lib.get_concrete_mesh().empty else under_mesh
+        with ambient(replaced):
+            yield
 
 
 @contextlib.contextmanager

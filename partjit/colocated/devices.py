@@ -6,6 +6,7 @@ from typing import cast, overload
 
 import jax
 import numpy as np
+from jax.extend.backend import backends
 from jax.sharding import (
     AbstractDevice,
     AbstractMesh,
@@ -27,6 +28,7 @@ __all__ = [
     "check_processes_of_results",
     "colocated_cpu_devices",
     "colocated_sharding",
+    "has_accelerators",
     "platforms_of",
     "replicated_beside",
     "replicated_over",
@@ -71,6 +73,12 @@ def colocated_cpu_devices(devices_or_mesh: object) -> Mesh | list[Device]:
         array = np.array(cpus).reshape(mesh.devices.shape)
         return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
     return [_colocated(device) for device in devices_in("colocated_cpu_devices", "devices_or_mesh", devices_or_mesh)]
+
+
+def has_accelerators() -> bool:
+    """Whether this process has devices that are not those of its host."""
+    devices = [device for client in backends().values() for device in client.local_devices()]
+    return colocated_cpu_devices(devices) != devices
 
 
 def check_processes_of_numpy(name: str, paths: Sequence[str], shardings: Sequence[Sharding]) -> None:

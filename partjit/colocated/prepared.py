@@ -21,6 +21,7 @@ from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.host_mesh import on_host_mesh
 from partjit.colocated.runtime.host_values import (
     HostArgument,
     with_numpy_arguments,
@@ -123,7 +124,7 @@ class PreparedFunction:
         if self.out_specs is not None:
             check_processes_of_results(self._name, self._devices, [spec.sharding for spec in self.out_specs.leaves])
         if self._is_here:
-            self._target = with_objects(self._function.load(), self.in_specs.tree)
+            self._target = on_host_mesh(with_objects(self._function.load(), self.in_specs.tree))
             if options.uses_jax is False:
                 self._target = without_jax(self._target, self._name)
             if self._takes_numpy:

@@ -30,8 +30,11 @@ from partjit.colocated.runtime.handed_over import HandedOver, Returned
 
 __all__ = ["ANSWERED", "PLATFORMS", "emission_p", "emit_answered", "emit_call", "emit_end"]
 
-PLATFORMS = frozenset({"cpu", "gpu"})
-"""Those whose executables can call the hosts without stopping the devices of others."""
+PLATFORMS = frozenset({"cpu", "gpu", "cuda", "rocm"})
+"""Those whose executables can call the hosts without stopping the devices of others.
+
+Devices say "gpu", and what is lowered for them "cuda" or "rocm".
+"""
 
 ANSWERED = frozenset({"cpu"})
 """Those whose executables wait for a call in less time than it takes to end one and begin another."""

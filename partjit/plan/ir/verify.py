@@ -42,7 +42,7 @@ def verify(plan: PlanData, program: VarBlock) -> None:
         *_names(plan),
         *_types(plan),
         *_specs_of_calls(plan),
-        *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}),
+        *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}, _moved_constants(plan)),
         *_effects(plan, program),
         *_order(plan, program),
     ]
@@ -132,7 +132,18 @@ def _same_types(node: Loop[Value, Value] | Branch[Value, Value]) -> list[str]:
     return faults
 
 
-def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outside: set[Value]) -> list[str]:
+def _moved_constants(plan: PlanData) -> set[Value]:
+    """What the program has of its constants on hosts; like the constants it is given to nobody."""
+    constants = {value for value, _ in plan.constants}
+    moves = [node for node in walk(plan.nodes) if isinstance(node, Transfer)]
+    return {
+        moved for node in moves for value, moved in zip(node.inputs, node.outputs, strict=True) if value in constants
+    }
+
+
+def _memory(
+    nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outside: set[Value], constants: set[Value]
+) -> list[str]:
     """What is donated is not used any more, nobody else has it, and it is not a result.
 
     Args:
@@ -140,6 +151,7 @@ def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outs
         kept: what it gives.
         of_caller: the values from outside that are not its own to give away.
         outside: all values from outside.
+        constants: those of them that are constants of the program.
     """
     faults = []
     donated: dict[Value, str] = {}
@@ -151,7 +163,7 @@ def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outs
             faults += [
                 f"{node.name} does not pin {value.name}, which the caller has as well"
                 for value, pinned in zip(node.inputs, node.pinned, strict=False)
-                if not pinned and (value in outside or value in kept)
+                if not pinned and (value in outside or value in kept) and value not in constants
             ]
         given = _given_to(node)
         faults += [f"{node.name} is given {v.name} twice" for v, n in collections.Counter(given).items() if n > 1]
@@ -165,11 +177,11 @@ def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outs
             faults += [f"{node.name} is given {v.name} and captures it" for v in given if v in node.captured]
             own = {v for v, flag in zip(node.outputs, node.giving, strict=False) if flag}
             around = {*node.inputs, *node.outputs}
-            faults += _memory(node.block.nodes, {*node.block.outputs}, around - own, around)
+            faults += _memory(node.block.nodes, {*node.block.outputs}, around - own, around, constants)
         elif isinstance(node, Branch):
             for block in node.blocks:
                 around = {*node.inputs}
-                faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around)
+                faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around, constants)
     return faults
 
 

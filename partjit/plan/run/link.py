@@ -218,7 +218,7 @@ def link(
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
-        move = _mover(transfer)
+        move = _mover(transfer, mesh)
         namespace[transfer.name] = move if agreement is None else agreement.moving(move)
     if agreement is not None:
         namespace |= {"read": agreement.reading(_read), "wait": agreement.waiting(_wait)}
@@ -304,9 +304,12 @@ def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding
 
 
 def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
-    """The sharding on the user's mesh, on which fragments give their results, and functions want what they compute."""
+    """The sharding with the types of the axes of the user's mesh, on its devices or on those of their hosts.
+
+    On it fragments give their results, and functions want what they compute.
+    """
     if has_explicit_axes(mesh) and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
-        return sharding.update(mesh=mesh)
+        return sharding.update(mesh=Mesh(sharding.mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))
     return sharding
 
 
@@ -357,8 +360,8 @@ def _on_one_device(arg: Any) -> Any:
     return np.asarray(arg) if type(arg) is HostArgument else arg
 
 
-def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:
-    shardings = [cast(Sharding, value.sharding) for value in transfer.outputs]
+def _mover(transfer: Transfer, mesh: Mesh) -> Callable[..., Sequence[jax.Array]]:
+    shardings = [_on(mesh, cast(Sharding, value.sharding)) for value in transfer.outputs]
 
     def move(*given: Any) -> Sequence[Any]:
         if HostArgument not in map(type, given):

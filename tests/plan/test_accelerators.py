@@ -1,0 +1,84 @@
+"""Calls from programs on accelerators, which CPU devices play: functions run on the hosts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import partjit
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python, devices
+from partjit.mesh import ambient_mesh
+from tests.colocated import rendezvous
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+
+def note(*xs):
+    rendezvous.logs["noted"].append([*map(np.asarray, xs)])
+
+
+AMBIENT = {
+    "jax.set_mesh, Auto": lambda mesh: jax.set_mesh(mesh),
+    "jax.set_mesh, Explicit": lambda mesh: jax.set_mesh(with_axes(mesh, AxisType.Explicit)),
+    "partjit.set_mesh": lambda mesh: partjit.set_mesh(mesh),
+    "with a mesh": lambda mesh: mesh,
+}
+
+
+def with_axes(mesh, kind):
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * mesh.devices.ndim)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+@pytest.mark.parametrize("ambient", AMBIENT)
+def test_on_accelerators_functions_see_the_mesh_of_their_caller_as_one_of_the_hosts(
+    accelerators, monkeypatch, ambient, mode, shared
+):
+    if shared:  # by all devices of a process
+        monkeypatch.setattr(devices, "colocated_cpu_devices", lambda of: [jax.devices()[0] for _ in of])
+        devices.colocated_sharding.cache_clear()
+    mesh = partjit.Mesh(accelerators, "x")
+    seen = rendezvous.logs["meshes"]
+
+    def function(x):
+        mesh = ambient_mesh()
+        rendezvous.logs["meshes"].append([] if mesh.empty else [*mesh.devices.flat])
+        return x * 2 + jnp.sum(x)
+
+    f = colocated_python(function, out_specs_fn=lambda x: x, mode=mode)
+    programs = {
+        "eager": f,
+        "straight": pjit(f),
+        "in a loop": pjit(lambda x: jax.lax.fori_loop(0, 1, lambda i, x: f(x), x)),
+    }
+    with AMBIENT[ambient](mesh):
+        current = ambient_mesh()
+        x = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(current, P("x")))
+        for program in programs.values():
+            y = program(x)
+            np.testing.assert_array_equal(y, np.arange(8) * 2 + 28)
+            assert y.sharding.device_set == {*accelerators}
+            assert ambient_mesh() == current
+    assert seen == [[] if shared else jax.devices()[:4]] * 3
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream", None])
+def test_on_accelerators_calls_in_loops_get_constants_of_the_program(accelerators, meeting, mode):
+    constant = jnp.arange(3.0)
+    log = colocated_python(note, out_specs_fn=lambda *_: None, mode=mode)
+    double = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x)
+
+    def turn(x, _):
+        log(constant)
+        jax.lax.scan(lambda c, _: (log(constant), (c, None))[1], None, None, 2)
+        return double(x), None
+
+    with partjit.Mesh(accelerators, "x"):
+        y, _ = pjit(lambda x: jax.lax.scan(turn, x, None, 4))(jnp.ones(4))
+    np.testing.assert_array_equal(y, np.full(4, 16))
+    colocated.wait()
+    assert len(meeting.logs["noted"]) == 12
+    assert all(np.array_equal(seen, constant) for (seen,) in meeting.logs["noted"])
