@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import partjit
-from partjit import P, colocated, pjit
+from partjit import P, colocated, pjit, results_so_far
 from partjit.colocated import colocated_python, devices
 from partjit.mesh import ambient_mesh
 from tests.colocated import rendezvous
@@ -82,3 +82,28 @@ def test_on_accelerators_calls_in_loops_get_constants_of_the_program(accelerator
     colocated.wait()
     assert len(meeting.logs["noted"]) == 12
     assert all(np.array_equal(seen, constant) for (seen,) in meeting.logs["noted"])
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_on_accelerators_what_only_a_call_reads_is_left_when_it_fails(accelerators, mode):
+    def check(x):
+        rendezvous.logs["checked"].append(1)
+        if len(rendezvous.logs["checked"]) == 4:
+            raise ValueError("enough")
+        return np.float32(1)
+
+    check = colocated_python(
+        check, arrays="numpy", out_specs_fn=lambda x: jax.ShapeDtypeStruct((), np.float32), mode=mode
+    )
+    kept = colocated_python(lambda x: x + 0, out_specs_fn=lambda x: x, mode="inline")
+    bodies = {
+        "in front": (lambda c: jnp.full(4, check(c)) + 1, [2]),
+        "between": (lambda c: kept(jnp.full(4, check(c)) + 1), [2]),
+        "twice": (lambda c: kept(kept(c) + check(c)) - 1 / 2, [3 / 2]),
+    }
+    for body, expected in bodies.values():
+        rendezvous.logs["checked"].clear()
+        step = pjit(lambda c, body=body: jax.lax.fori_loop(0, 10, lambda _, c: body(c), c), donate_argnums=0)
+        with pytest.raises(ValueError, match="enough") as caught:
+            jax.block_until_ready(step(jax.device_put(jnp.zeros(4), accelerators[1])))
+        assert results_so_far(caught.value).tolist() == expected * 4

@@ -309,7 +309,9 @@ def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
     On it fragments give their results, and functions want what they compute.
     """
     if has_explicit_axes(mesh) and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
-        return sharding.update(mesh=Mesh(sharding.mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))
+        return sharding.update(
+            mesh=Mesh(cast(Mesh, sharding.mesh).devices, mesh.axis_names, axis_types=mesh.axis_types)
+        )
     return sharding
 
 

@@ -154,7 +154,7 @@ class _Writer:
         for node, needed in waits(nodes, pending):
             for value in needed:
                 yield f"{self._names.of(value)} = wait({self._names.of(value)})"
-            if not isinstance(node, ColocatedCall):
+            if not isinstance(node, ColocatedCall | Transfer):
                 yield from self._forget(until_calls_end)
                 until_calls_end = []
             dead = [v for v in dying.get(node, []) if self._names.of(v) not in map(self._names.of, node.outputs)]
@@ -167,7 +167,7 @@ class _Writer:
                 call = f"{self._names.assigned(node.outputs)}{node.name}({self._names.listed(node.inputs)})"
                 yield f"{call}  # {_comment(node)}"
             before = {*pending}
-            if isinstance(node, ColocatedCall):
+            if isinstance(node, ColocatedCall | Transfer):  # which brings a call its arguments
                 made = {*map(self._names.of, node.outputs)}  # in the place of others
                 until_calls_end += [value for value in dead if value in carried]
                 until_calls_end = [value for value in until_calls_end if self._names.of(value) not in made]
