@@ -29,7 +29,7 @@ from partjit.colocated.runtime.host_values import (
 )
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import Pins, Taken, pin, unpinned
+from partjit.colocated.runtime.pins import Pins, Taken, copied, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard, sharding_as_arguments
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, spec_structs, struct_of
@@ -40,6 +40,10 @@ from partjit.host_objects import with_objects
 __all__ = ["PreparedFunction"]
 
 _PLAIN = frozenset({ArrayImpl})
+
+
+MOST_BYTES_COPIED = 2**26
+"""Of an argument on accelerators that is copied there for a call on a thread, which moves the copy to its host."""
 
 
 class PreparedFunction:
@@ -230,11 +234,11 @@ class PreparedFunction:
         if self._host_shardings is None or leaf.sharding == self._host_shardings[i]:
             return self._pins.pin(i, leaf)
         target = self._host_shardings[i]
-        if type(leaf) is PendingArray:
-            take = pin(leaf)
-            return lambda: device_put(take(), target)
-        copy = device_put(leaf, target)
-        return lambda: copy
+        if type(leaf) is not PendingArray and leaf.nbytes > MOST_BYTES_COPIED:
+            moved_now = device_put(leaf, target)  # which on a GPU waits until it is computed
+            return lambda: moved_now
+        take = copied(leaf)
+        return lambda: device_put(take(), target)
 
     def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool | None]) -> list[Taken]:
         """What returns the arguments of a call in a program when the function runs."""

@@ -1,5 +1,7 @@
 """Calls from programs on accelerators, which CPU devices play: functions run on the hosts."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit, results_so_far
-from partjit.colocated import colocated_python, devices
+from partjit.colocated import colocated_python, devices, prepared
 from partjit.mesh import ambient_mesh
 from tests.colocated import rendezvous
 
@@ -107,3 +109,44 @@ def test_on_accelerators_what_only_a_call_reads_is_left_when_it_fails(accelerato
         with pytest.raises(ValueError, match="enough") as caught:
             jax.block_until_ready(step(jax.device_put(jnp.zeros(4), accelerators[1])))
         assert results_so_far(caught.value).tolist() == expected * 4
+
+
+@pytest.mark.parametrize("kind", ["array", "key", "pending"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_on_accelerators_the_thread_of_a_call_moves_its_arguments(accelerators, monkeypatch, kind, sharded):
+    """On a GPU to move an array to the host waits until it is computed."""
+    threads = []
+
+    def moved(value, sharding):
+        threads.append(threading.get_ident())
+        return jax.device_put(value, sharding)
+
+    monkeypatch.setattr(prepared, "device_put", moved)
+    mesh = partjit.Mesh(accelerators, "x")
+    where = NamedSharding(mesh, P("x")) if sharded else accelerators[1]
+    values = jax.random.split(jax.random.key(0), 4) if kind == "key" else jnp.arange(4.0)
+    seen = rendezvous.logs["seen"]
+
+    def look(x):
+        data = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        rendezvous.logs["seen"].append((np.array(data), x.sharding.device_set))
+
+    look = colocated_python(look, out_specs_fn=lambda x: None, mode="stream")
+    double = colocated_python(lambda x: x * 1, out_specs_fn=lambda x: x, mode="stream")
+    donating = jax.jit(lambda x: x, donate_argnums=0)
+    expected = np.array(jax.random.key_data(values) if kind == "key" else values)
+    for _ in range(3):
+        x = jax.device_put(values, where)
+        if kind == "pending":
+            x = double(x)
+        look(x)
+        if kind == "array":
+            donating(x)
+        elif kind == "key":
+            x.delete()
+    colocated.wait()
+    assert len(threads) >= 3
+    assert threading.get_ident() not in threads
+    hosts = {*jax.devices()[:4]} if sharded else {jax.devices()[1]}
+    assert all(np.array_equal(data, expected) and devices == hosts for data, devices in seen)
+    assert len(seen) == 3

@@ -34,7 +34,7 @@ from partjit.colocated.runtime.replicated_numbers import kept_number
 from partjit.colocated.runtime.small_arguments import SmallArguments
 from partjit.colocated.runtime.unshared import OF_A_LIST
 
-__all__ = ["Pins", "Take", "Taken", "borrowed", "distinct", "given_back", "pin", "unpinned"]
+__all__ = ["Pins", "Take", "Taken", "borrowed", "copied", "distinct", "given_back", "pin", "unpinned"]
 
 Take = Callable[[], jax.Array]
 """Returns the pinned array; to be called once, where the function runs."""
@@ -50,6 +50,15 @@ def pin(array: jax.Array) -> Take:
         RuntimeError: it was deleted.
     """
     return _pin(array, kept_number)
+
+
+def copied(array: jax.Array) -> Take:
+    """Keeps an argument as `pin` does, by a copy where it is.
+
+    Raises:
+        RuntimeError: it was deleted.
+    """
+    return _pin(array, _copied)
 
 
 def _pin(array: jax.Array, instead: Callable[[ArrayImpl], Take | None]) -> Take:
