@@ -5,17 +5,17 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from types import CodeType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, constant_of, device_put, item_of, numpy_putter, replica_of, resharded
+from partjit._jax.arrays import ArrayImpl, constant_of, item_of, numpy_putter, replica_of, resharded
 from partjit._jax.compiling import (
     MeshComputation,
     MeshExecutable,
@@ -47,17 +47,17 @@ from partjit.colocated.journaling.identity import in_scope_of_caller
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
-from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, blocks_of, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
 from partjit.plan.run.first import AfterFirst, after_first
+from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
 from partjit.plan.show.source import emit
@@ -181,10 +181,10 @@ def link(
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
     fast_paths: dict[str, FastPath] = {}
-    namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
+    namespace: dict[str, Any] = {"wait": value_of, "read": _read, "release": _release}
     agreement = agreement_for(plan)
     for value, constant in plan.constants:
-        namespace[value.name] = _put(constant, _on(mesh, value.sharding or default.sharding))
+        namespace[value.name] = _put(constant, typed_on(mesh, value.sharding or default.sharding))
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed, is_explicit=True)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     for lowered, executable in zip(fragments, executables, strict=True):
@@ -218,10 +218,10 @@ def link(
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
-        move = _mover(transfer, mesh)
+        move = mover(transfer, mesh)
         namespace[transfer.name] = move if agreement is None else agreement.moving(move)
     if agreement is not None:
-        namespace |= {"read": agreement.reading(_read), "wait": agreement.waiting(_wait)}
+        namespace |= {"read": agreement.reading(_read), "wait": agreement.waiting(value_of)}
         namespace["release"] = agreement.releasing(_release)
     source = plan.source if agreement is None else emit(plan, is_agreed=True)
     code = compile(source, f"<plan of {plan.name}>", "exec")
@@ -300,19 +300,7 @@ def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:
 
 
 def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding:
-    return _on(mesh, default.sharding if value.sharding is None else value.sharding)
-
-
-def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
-    """The sharding with the types of the axes of the user's mesh, on its devices or on those of their hosts.
-
-    On it fragments give their results, and functions want what they compute.
-    """
-    if has_explicit_axes(mesh) and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
-        return sharding.update(
-            mesh=Mesh(cast(Mesh, sharding.mesh).devices, mesh.axis_names, axis_types=mesh.axis_types)
-        )
-    return sharding
+    return typed_on(mesh, default.sharding if value.sharding is None else value.sharding)
 
 
 def _read_once(plan: Plan) -> Collection[Value]:
@@ -360,25 +348,6 @@ def _on_one_device(arg: Any) -> Any:
     if type(arg) is ArrayImpl:
         return replica_of(arg)
     return np.asarray(arg) if type(arg) is HostArgument else arg
-
-
-def _mover(transfer: Transfer, mesh: Mesh) -> Callable[..., Sequence[jax.Array]]:
-    shardings = [_on(mesh, cast(Sharding, value.sharding)) for value in transfer.outputs]
-
-    def move(*given: Any) -> Sequence[Any]:
-        if HostArgument not in map(type, given):
-            return device_put([*map(_wait, given)], shardings)
-        return [
-            x.moved(sharding) if type(x) is HostArgument else device_put(_wait(x), sharding)
-            for x, sharding in zip(given, shardings, strict=True)
-        ]
-
-    return move
-
-
-def _wait(array: jax.Array) -> jax.Array:
-    """The value of a result that a fragment needs."""
-    return array.value() if type(array) is PendingArray else array
 
 
 def _read(array: jax.Array) -> bool | int:
