@@ -1,5 +1,6 @@
 """Arrays: their buffers, what makes them quickly, and types that jax accepts as arrays."""
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -180,6 +181,7 @@ def data_of(array: Any) -> Any:
     return getattr(array, "_base_array", array)
 
 
+@functools.cache
 def is_laid_out_as_numpy(dtype: Any) -> bool:
     """Whether NumPy arrays of a dtype are laid out in memory as those of the devices."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
@@ -242,7 +244,7 @@ def numpy_putter(
             aval.shape, sharding, lambda index: value[index], dtype=aval.dtype
         )
     devices = [*device_list(sharding)]
-    put = _put_explicitly if is_explicit else pxla.batched_device_put
+    put = _put_explicitly if is_explicit else _put
     if sharding.is_fully_replicated:
         return lambda value: put(aval, sharding, [value] * len(devices), devices, committed)
     indices = [sharding.addressable_devices_indices_map(aval.shape)[device] for device in devices]
@@ -253,10 +255,22 @@ def _put_explicitly(
     aval: ShapedArray, sharding: Sharding, values: Sequence[Any], devices: Sequence[Device], committed: bool
 ) -> jax.Array:
     try:
-        return pxla.batched_device_put(aval, sharding, values, devices, committed)
+        return _put(aval, sharding, values, devices, committed)
     except jax.errors.JaxRuntimeError:  # of a guard, which takes a transfer to be implicit unless this is entered
         with config.explicit_device_put_scope():
+            return _put(aval, sharding, values, devices, committed)
+
+
+def _put(
+    aval: ShapedArray, sharding: Sharding, values: Sequence[Any], devices: Sequence[Device], committed: bool
+) -> jax.Array:
+    if aval.dtype in _OF_64_BITS and not config.enable_x64.value:
+        with config.enable_x64(True):  # or the values have 32 bits, whatever the type of the array says
             return pxla.batched_device_put(aval, sharding, values, devices, committed)
+    return pxla.batched_device_put(aval, sharding, values, devices, committed)
+
+
+_OF_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
 
 
 def as_numpy(array: jax.Array) -> np.ndarray:

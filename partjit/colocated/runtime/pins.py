@@ -25,12 +25,13 @@ from partjit._jax.arrays import (
     for_another_thread,
     is_computed,
     memory_of,
+    shareable,
     with_key_data,
 )
 from partjit._jax.shardings import addressable_devices, kind_of_memory
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
-from partjit.colocated.runtime.replicated_numbers import kept_number
+from partjit.colocated.runtime.replicated_arguments import kept_number, kept_replica
 from partjit.colocated.runtime.small_arguments import SmallArguments
 from partjit.colocated.runtime.unshared import OF_A_LIST
 
@@ -88,6 +89,9 @@ def unpinned(array: jax.Array) -> Taken:
 
 
 def _pin_ready(array: ArrayImpl) -> Take:
+    make = kept_replica(array)
+    if make is not None:
+        return _PinOfReplica(array, make)
     if not _comes_back(array.dtype):
         return _copied(array)
     try:
@@ -157,6 +161,29 @@ class Pin(OnDemand):
     def returned(self, array: jax.Array) -> OnDemand:
         """What takes the place of a borrowed array that the function returns."""
         return self if self.is_shared else _Returned(self, array)
+
+
+class _PinOfReplica(Pin):
+    """A pin that is a copy of what one device has of a small replicated array.
+
+    Args:
+        array: the array.
+        make: makes arrays of the copy.
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, array: ArrayImpl, make: Callable[[], jax.Array]) -> None:
+        self.array = array
+        self.is_shared = False
+        self._free = []
+        self._make = make
+
+    def share(self) -> None:
+        self.is_shared = True
+
+    def __call__(self) -> jax.Array:
+        return shareable(self._make())
 
 
 class _Returned(OnDemand):

@@ -1,4 +1,4 @@
-"""Replicated numbers as arguments of calls on threads, which keep the one of one device."""
+"""Replicated numbers and small arrays as arguments of calls on threads, which keep what one device has of them."""
 
 import functools
 
@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from partjit import P, colocated
 from partjit._jax.arrays import copy_of
 from partjit.colocated import colocated_python
-from partjit.colocated.runtime import pins, replicated_numbers
+from partjit.colocated.runtime import pins, replicated_arguments
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 
@@ -22,8 +22,9 @@ pytestmark = pytest.mark.usefixtures("meeting")
 
 NUMBERS = [
     *(True, 3, -1.5, float("nan"), np.int8(-3), np.uint32(2**32 - 1), np.float16(0.1), np.float32(1 / 3)),
-    *(np.bool_(False), np.int32(-(2**31)), ml_dtypes.bfloat16(0.1), np.complex64(2 + 1j)),
+    *(np.bool_(False), np.int32(-(2**31)), ml_dtypes.bfloat16(0.1), np.complex64(2 + 1j), np.float64(1 / 3)),
 ]
+SHAPES = [(), (5,), (3, 2), (0, 4), (5000,)]
 READINGS = {
     "int": lambda x: int(x.real),
     "float": lambda x: float(x.real),
@@ -36,7 +37,8 @@ READINGS = {
     "type": lambda x: (x.aval.str_short(), x.weak_type, x.committed, x.shape),
     "shards": lambda x: [(shard.device.id, shard.data.item()) for shard in x.addressable_shards],
     "waited for": lambda x: x.block_until_ready().item(),
-    "passed on": lambda x: echo(x).item(),
+    "passed on": lambda x: np.asarray(echo(x)).tolist(),
+    "donated twice": lambda x: [np.asarray(donate(echo(x).block_until_ready())).tolist() for _ in range(2)],
 }
 FATES = {"kept": lambda x: None, "deleted": lambda x: x.delete(), "donated": lambda x: donate(x)}
 donate = jax.jit(lambda x: x + x, donate_argnums=0)
@@ -63,8 +65,8 @@ note = colocated_python(look, out_specs_fn=lambda x: None, mode="stream")
 
 
 def after(products, x):
-    """The number, when the devices have computed some products of matrices."""
-    large = jnp.full((300, 300), 1 / 300) + 0 * x.real.astype(jnp.float32)
+    """The array, when the devices have computed some products of matrices."""
+    large = jnp.full((300, 300), 1 / 300, np.float32) + 0 * jnp.sum(x.real).astype(np.float32)
     large = jax.lax.fori_loop(0, products, lambda _, y: large @ y, large)
     return jnp.where(large[0, 0] == 9, jnp.zeros_like(x), x)
 
@@ -72,18 +74,22 @@ def after(products, x):
 late, very_late = jax.jit(functools.partial(after, 5)), jax.jit(functools.partial(after, 50))
 
 
-@sees(*FATES, *READINGS, "still computed", "computed", "different examples")
+@sees(*FATES, *READINGS, "still computed", "computed", "different examples", "a number", "64 bits")
 @given(
     st.sampled_from(NUMBERS),
+    st.sampled_from(SHAPES),
     st.lists(st.sampled_from([*READINGS]), min_size=1, max_size=4),
     st.sampled_from([*FATES]),
     st.booleans(),
 )
-def test_a_function_sees_what_the_array_was(mesh, number, readings, fate, is_late):
+def test_a_function_sees_what_the_array_was(mesh, number, shape, readings, fate, is_late):
     rendezvous.clear()
-    x = jax.device_put(jnp.asarray(number), NamedSharding(mesh, P()))
-    x = late(x) if is_late else x
+    with jax.enable_x64(isinstance(number, np.float64)):
+        x = jax.device_put(jnp.broadcast_to(jnp.asarray(number), shape), NamedSharding(mesh, P()))
+        x = late(x) if is_late else x
     saw("computed" if x.is_ready() else "still computed")
+    saw("a number" if shape == () else "an array")
+    saw("64 bits" if x.dtype == np.float64 else "others")
     saw(fate)
     for name in readings:
         saw(name)
@@ -104,7 +110,7 @@ def test_a_function_that_reads_it_costs_no_more_than_one_shard(is_late, mesh, mo
         copied.append(len(array.addressable_shards))
         return copy_of(array)
 
-    for module in (pins, replicated_numbers):
+    for module in (pins, replicated_arguments):
         monkeypatch.setattr(module, "copy_of", copy)
     monkeypatch.setattr(pins, "capsule_of", lambda _: pytest.fail("a shard was pinned"))
     x = jax.device_put(jnp.float32(2), NamedSharding(mesh, P()))
@@ -130,3 +136,16 @@ def test_a_function_may_ask_whether_it_is_computed(mesh):
         colocated.wait()
     assert rendezvous.logs["seen"][0] == (True, True, 2)
     assert rendezvous.logs["seen"][2] == (False, True, 2)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_64_bits_are_kept_where_they_are_not_enabled(shape, mesh):
+    with jax.enable_x64(True):
+        x = jax.block_until_ready(jax.device_put(np.full(shape, 1 / 3), NamedSharding(mesh, P())))
+    np.testing.assert_array_equal(np.asarray(echo(x)), np.full(shape, 1 / 3), strict=True)
+
+
+def test_of_a_small_array_one_shard_is_kept(mesh, monkeypatch):
+    monkeypatch.setattr(pins, "capsules_of", lambda _: pytest.fail("all shards were pinned"))
+    x = jax.block_until_ready(jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P())))
+    np.testing.assert_array_equal(np.asarray(echo(x)), np.arange(8.0))
