@@ -46,10 +46,8 @@ def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
 
 def kept_replica(array: ArrayImpl) -> Callable[[], jax.Array] | None:
     """What makes arrays like a computed array is now, which share memory; None if it is not small and replicated."""
-    if array.nbytes > _SMALL or not is_laid_out_as_numpy(array.dtype) or not array.is_fully_replicated:
-        return None
     replica = _replica_of_several(array)
-    if replica is None:
+    if replica is None or array.nbytes > _SMALL or not is_laid_out_as_numpy(array.dtype):
         return None
     value = np.array(as_numpy(replica))
     if not value.flags.c_contiguous:  # laid out in an order of its own, which an array that is put does not have
@@ -59,7 +57,7 @@ def kept_replica(array: ArrayImpl) -> Callable[[], jax.Array] | None:
 
 def _replica_of_several(array: ArrayImpl) -> ArrayImpl | None:
     """What a CPU has of a replicated array on several devices, all of this process."""
-    if array.sharding.num_devices == 1 or not array.is_fully_addressable:
+    if array.sharding.num_devices == 1 or not array.is_fully_addressable or not array.is_fully_replicated:
         return None
     replica = replica_of(array)
     return replica if replica.platform() == "cpu" else None
