@@ -6,7 +6,7 @@ They live in a module of their own, so that a colocated function refers to them 
 import io
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ def log_step(step: Any, loss: Any) -> None:
     number, value = int(step), float(loss)
     SEEN.append((number, value))
     _text.write(f"step {number}: loss {value:.4f}\n")
+
+
+def log_metrics(metrics: Mapping[str, Any]) -> None:
+    values = {name: float(value) for name, value in metrics.items()}
+    SEEN.append([*values.values()])
+    _text.write(", ".join(f"{name} {value:.4f}" for name, value in values.items()))
 
 
 def progress(i: Any) -> None:

@@ -60,7 +60,7 @@ def update(params: Any, batch: Any) -> Any:
 
 def log(place: Place, iterations: int) -> Situation:
     """The loss of each step is logged."""
-    return _logged(place, iterations, host.log, with_step=False)
+    return _logged(place, iterations, host.log)
 
 
 def log_with_step(place: Place, iterations: int) -> Situation:
@@ -68,9 +68,26 @@ def log_with_step(place: Place, iterations: int) -> Situation:
     return _logged(place, iterations, host.log_step, with_step=True)
 
 
-def _logged(place: Place, iterations: int, record: Any, *, with_step: bool) -> Situation:
+def log_metrics(place: Place, iterations: int) -> Situation:
+    """40 numbers of each step are logged, as a dict."""
+
+    def metrics_of(loss: Any) -> Any:
+        return {f"metric {i}": loss * (i + 1) for i in range(40)}
+
+    return _logged(place, iterations, host.log_metrics, metrics_of)
+
+
+def _logged(
+    place: Place, iterations: int, record: Any, shown_of: Any = lambda loss: loss, *, with_step: bool = False
+) -> Situation:
+    """What is shown of the loss of each step is logged."""
     params, batch = new_params(place), batch_for(place)
-    jitted = jax.jit(update, donate_argnums=0)
+
+    def updated(params: Any, batch: Any) -> Any:
+        params, loss = update(params, batch)
+        return params, shown_of(loss)
+
+    jitted = jax.jit(updated, donate_argnums=0)
 
     def logged(step: int, loss: Any) -> Any:
         return (step, loss) if with_step else (loss,)
@@ -92,7 +109,7 @@ def _logged(place: Place, iterations: int, record: Any, *, with_step: bool) -> S
         """A loop over a step that calls the logger."""
 
         def train_step(params: Any, batch: Any, step: Any) -> Any:
-            params, loss = update(params, batch)
+            params, loss = updated(params, batch)
             call(*logged(step, loss))
             return params
 

@@ -77,7 +77,7 @@ def callback(way: str, fun: Callable[..., Any], result: Any, *args: Any) -> Any:
     """A call of a NumPy function in a `jax.jit`, by one of jax's callbacks."""
 
     def with_numpy(*arrays: Any) -> Any:
-        return fun(*map(np.asarray, arrays))
+        return fun(*jax.tree.map(np.asarray, arrays))
 
     plain = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), result)
     if way == IO:

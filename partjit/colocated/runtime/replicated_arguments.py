@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
@@ -22,12 +24,17 @@ from partjit._jax.arrays import (
 )
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
-__all__ = ["kept_number", "kept_replica"]
+__all__ = ["is_replicated_number", "kept_number", "kept_replica", "of_replica"]
 
 _NUMBERS = frozenset("biuf")
 """The kinds of dtypes whose numbers are Python's, too."""
 _SMALL = 2**14
 """The bytes of an array that is put on several devices in less time than it takes to pin it there."""
+
+
+def is_replicated_number(array: ArrayImpl) -> bool:
+    """Whether an array is a number that each of several CPU devices of this process has."""
+    return not array.shape and array.dtype.kind in _NUMBERS and _replica_of_several(array) is not None
 
 
 def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
@@ -40,7 +47,12 @@ def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
     replica = _replica_of_several(array)
     if replica is None:
         return None
-    number = _KeptNumber(array, replica)
+    return of_replica(array, np.array(replica) if is_computed(replica) else copy_of(replica))
+
+
+def of_replica(array: ArrayImpl, kept: np.ndarray | jax.Array) -> Callable[[], PendingArray]:
+    """What returns an array of a replicated number for calls; `kept` is a copy of the one of a device."""
+    number = _KeptNumber(kept, array.aval, array.sharding)
     return functools.partial(PendingArray.made_by, number, array.aval, array.sharding, array.committed)
 
 
@@ -67,15 +79,15 @@ class _KeptNumber(OnDemand):
     """A number that one of the devices had.
 
     Args:
-        array: the replicated array.
-        shard: that of the device.
+        kept: a copy of it.
+        aval, sharding: those of the replicated array.
     """
 
     __slots__ = ("_aval", "_kept", "_sharding")
 
-    def __init__(self, array: ArrayImpl, shard: ArrayImpl) -> None:
-        self._kept: np.ndarray | ArrayImpl = np.array(shard) if is_computed(shard) else copy_of(shard)
-        self._aval, self._sharding = array.aval, array.sharding
+    def __init__(self, kept: np.ndarray | jax.Array, aval: ShapedArray, sharding: Sharding) -> None:
+        self._kept = kept
+        self._aval, self._sharding = aval, sharding
 
     @property
     def source(self) -> jax.Array | None:

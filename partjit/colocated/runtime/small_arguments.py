@@ -1,19 +1,22 @@
 """Small arguments of calls on threads: a program copies all of them, which takes less time than a pin of each.
 
-To compile it takes about as long as hundreds of pins, so that is done for calls that are made often.
+To compile it takes about as long as hundreds of pins, so that is done for calls that are made often. Of numbers that
+all devices have, such as the metrics of a step, a program of one of them copies its own.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from partjit._jax.arrays import ArrayImpl
-from partjit._jax.copying import copier_of
+from partjit._jax.arrays import ArrayImpl, replica_of
+from partjit._jax.copying import Copier, copier_of
 from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES, results_are_checked
 from partjit._jax.shardings import device_list, kind_of_memory
 from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.replicated_arguments import is_replicated_number, of_replica
 
 __all__ = ["SmallArguments"]
 
@@ -21,6 +24,8 @@ _SMALL = 2**14
 """The bytes on a device above which a copy takes longer than a pin."""
 _MOST = 2**21
 """The bytes, on all devices, that a call copies at most: as many calls may wait as a stream holds."""
+_FEWEST_NUMBERS = 8
+"""How many replicated numbers it takes as long to keep one by one as to dispatch a program that copies one of each."""
 _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
 """How many pins take as long as to compile a program, and by how many each of its arguments adds to that."""
 
@@ -28,17 +33,16 @@ _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
 class SmallArguments:
     """The small ones among the arguments of calls with arguments of the same types and shardings."""
 
-    __slots__ = ("_are_all", "_copier", "_last", "_pins", "_positions")
+    __slots__ = ("_groups", "_last", "_pins", "_programs")
 
     def __init__(self) -> None:
-        self._copier: Callable[..., Sequence[jax.Array]] | None = None
-        self._positions: Sequence[int] | None = None
-        self._are_all = False
+        self._groups: Sequence[_Group] | None = None
+        self._programs: Sequence[_Program] | None = None  # of the groups, once they are compiled
         self._last: Sequence[Callable[[], ArrayImpl | None]] = ()  # the last arguments that are not gone
         self._pins = 0  # how many were made instead
 
     def copies(self, arrays: Sequence[ArrayImpl]) -> Sequence[Any] | None:
-        """A copy of each argument that is small, as it is now, and None for each of the others.
+        """A copy of each argument that is small, as it is now, or what returns it; None for each of the others.
 
         Returns:
             None in place of all if there are none, or where pins serve better: calls with the same arguments share
@@ -46,27 +50,23 @@ class SmallArguments:
         """
         if self._are_last(arrays):
             return None
-        copier, positions = self._copier, self._positions
-        if copier is None or positions is None:
-            copier = self._learn(arrays)
-            if copier is None:
-                return None
-            positions = self._positions or ()
-        if results_are_checked():  # for NaNs, which an argument may have
+        programs = self._learn(arrays) if self._programs is None else self._programs
+        if not programs or results_are_checked():  # for NaNs, which an argument may have
             return None
         if USE_OF_DONATED_BUFFERS_CRASHES and any(array.is_deleted() for array in arrays):
             return None
         try:
-            if self._are_all:
-                return copier(*arrays)
-            made = copier(*[arrays[i] for i in positions])
+            made = [program.copies(arrays) for program in programs]
         except Exception:
             if any(array.is_deleted() for array in arrays):
                 return None
             raise
+        if programs[0].are_all:
+            return made[0]
         copies: list[Any] = [None] * len(arrays)
-        for i, copy in zip(positions, made, strict=True):
-            copies[i] = copy
+        for program, own in zip(programs, made, strict=True):
+            for i, copy in zip(program.positions, own, strict=True):
+                copies[i] = copy
         return copies
 
     def _are_last(self, arrays: Sequence[ArrayImpl]) -> bool:
@@ -77,47 +77,93 @@ class SmallArguments:
         self._last = [*map(weakref.ref, arrays)]
         return False
 
-    def _learn(self, arrays: Sequence[ArrayImpl]) -> Callable[..., Sequence[jax.Array]] | None:
+    def _learn(self, arrays: Sequence[ArrayImpl]) -> "Sequence[_Program] | None":
         """What copies them, once as many pins have been made as take as long as to compile it."""
-        positions = self._positions
-        if positions is None:
-            positions = self._positions = [*_copied_together(arrays)]
-        if not positions:
+        groups = self._groups
+        if groups is None:
+            groups = self._groups = [*_copied_together(arrays)]
+        count = sum(len(group.positions) for group in groups)
+        self._pins += count
+        if self._pins < _PINS_OF_A_PROGRAM * len(groups) + _PINS_OF_AN_ARGUMENT * count:
             return None
-        self._pins += len(positions)
-        if self._pins < _PINS_OF_A_PROGRAM + _PINS_OF_AN_ARGUMENT * len(positions):
-            return None
-        try:
-            copier = copier_of([arrays[i] for i in positions])
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            copier = None  # it was deleted, or of a type that programs do not have
-        if copier is None:
-            self._positions = ()
-        self._are_all = len(positions) == len(arrays)
+        compiled = [_compiled(group, arrays) for group in groups]
+        programs = self._programs = [program for program in compiled if program is not None]
+        return programs
+
+
+class _Group(NamedTuple):
+    """Arguments that one program copies.
+
+    Attributes:
+        positions: which arguments they are.
+        are_numbers: whether each is a number that all devices have, of which one is copied.
+    """
+
+    positions: Sequence[int]
+    are_numbers: bool
+
+    def of(self, arrays: Sequence[ArrayImpl]) -> Sequence[ArrayImpl]:
+        """What is copied."""
+        own = [arrays[i] for i in self.positions]
+        return [*map(replica_of, own)] if self.are_numbers else own
+
+
+class _Program:
+    """A program that copies the arguments of a group.
+
+    Attributes:
+        positions: those of the group.
+        are_all: whether these are all arguments of a call, and the copies are what the program returns.
+    """
+
+    __slots__ = ("_copier", "_group", "are_all", "positions")
+
+    def __init__(self, group: _Group, copier: Copier, count: int) -> None:
+        self._group = group
         self._copier = copier
-        return copier
+        self.positions = group.positions
+        self.are_all = len(group.positions) == count and not group.are_numbers
+
+    def copies(self, arrays: Sequence[ArrayImpl]) -> Sequence[Any]:
+        """The copies of its arguments, in their order, or what returns them."""
+        if self.are_all:
+            return self._copier(*arrays)
+        group = self._group
+        copies = self._copier(*group.of(arrays))
+        if not group.are_numbers:
+            return copies
+        return [*map(of_replica, [arrays[i] for i in group.positions], copies)]
+
+
+def _compiled(group: _Group, arrays: Sequence[ArrayImpl]) -> _Program | None:
+    """The program of a group; None if there is none: one was deleted, or is of a type that programs do not have."""
+    try:
+        copier = copier_of(group.of(arrays))
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        return None
+    return None if copier is None else _Program(group, copier, len(arrays))
 
 
 def _refers_to(reference: Callable[[], ArrayImpl | None], array: ArrayImpl) -> bool:
     return reference() is array
 
 
-def _copied_together(arrays: Sequence[ArrayImpl]) -> Iterator[int]:
-    """The positions of those that one program copies in less time than it takes to pin them."""
+def _copied_together(arrays: Sequence[ArrayImpl]) -> Iterator[_Group]:
+    """Those that one program copies in less time than it takes to pin them."""
     small = sorted((size, i) for i, array in enumerate(arrays) if (size := _bytes_on_all(array)) is not None)
-    if not small:
-        return
-    first = arrays[small[0][1]]
-    alike = [(size, i) for size, i in small if _place_of(arrays[i]) == _place_of(first)]
-    if len(alike) < first.sharding.num_devices:
-        return
-    total = 0
-    for size, i in alike:
-        total += size
-        if total <= _MOST:
-            yield i
+    are_numbers = {i: is_replicated_number(arrays[i]) for _, i in small}
+    numbers = [i for _, i in small if are_numbers[i]]
+    numbers = [i for i in numbers if _place_of(arrays[i]) == _place_of(arrays[numbers[0]])]
+    if len(numbers) >= _FEWEST_NUMBERS:
+        yield _Group(numbers, are_numbers=True)
+    others = [(size, i) for size, i in small if not are_numbers[i]]
+    others = [(size, i) for size, i in others if _place_of(arrays[i]) == _place_of(arrays[others[0][1]])]
+    if others and len(others) >= arrays[others[0][1]].sharding.num_devices:
+        totals = itertools.accumulate(size for size, _ in others)
+        positions = [i for (_, i), total in zip(others, totals, strict=True) if total <= _MOST]
+        yield _Group(positions, are_numbers=False)
 
 
 def _bytes_on_all(array: ArrayImpl) -> int | None:

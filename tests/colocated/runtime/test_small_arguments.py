@@ -32,6 +32,7 @@ def from_the_first_call():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small_arguments, "_PINS_OF_A_PROGRAM", 0)
         patch.setattr(small_arguments, "_PINS_OF_AN_ARGUMENT", 0)
+        patch.setattr(small_arguments, "_FEWEST_NUMBERS", 1)
         yield
 
 
@@ -69,7 +70,7 @@ def note(xs):
 noting = colocated_python(lambda xs: None, stream="small arguments", out_specs_fn=lambda xs: None)
 
 
-@sees("small and large", "only small", "a weak type", "another call", *WHERE, *ENDS)
+@sees("small and large", "only small", "a weak type", "numbers and others", "another call", *WHERE, *ENDS)
 @examples(25)
 @given(st.data())
 def test_arguments_are_as_they_were_at_the_call(mesh, data):
@@ -84,6 +85,7 @@ def test_arguments_are_as_they_were_at_the_call(mesh, data):
     saw(where)
     saw("small and large" if large else "only small", when=len(large) < len(kinds))
     saw("a weak type", when=any(weak for _, _, weak in kinds))
+    saw("numbers and others", when=where == "on a mesh" and 0 < sum(not shape for shape, _, _ in kinds) < len(kinds))
     f = colocated_python(note, stream="small arguments", out_specs_fn=lambda xs: None)
     expected = []
     for kind in {*kinds}:  # so that no compilation keeps the function waiting
@@ -122,6 +124,23 @@ def test_small_ones_are_copied_and_large_ones_are_pinned():
 def test_over_several_devices_a_program_is_worth_as_many_arguments(mesh, count, kind):
     arrays = [jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x"))) for _ in range(count)]
     assert {*map(type, taken(*arrays)[0])} == {kind}
+
+
+def test_of_numbers_that_all_devices_have_a_program_copies_those_of_one_device(mesh, monkeypatch):
+    copied = []
+
+    def copier_of(arrays):
+        copied.append([*map(said_of, arrays)])
+        return copying.copier_of(arrays)
+
+    monkeypatch.setattr(small_arguments, "copier_of", copier_of)
+    numbers = [jax.device_put(np.float32(i), NamedSharding(mesh, P())) for i in range(40)]
+    large = jnp.ones(10**5)
+    *takes, pinned = taken(*numbers, large)[0]
+    assert copied == [[said_of(number.addressable_data(0)) for number in numbers]]
+    assert [float(take()) for take in takes] == [*range(40)]
+    assert [said_of(take()) for take in takes] == [*map(said_of, numbers)]
+    assert type(pinned) is Pin
 
 
 def test_one_program_copies_what_is_alike_in_its_devices_and_commitment():
