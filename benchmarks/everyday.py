@@ -81,6 +81,8 @@ SITUATIONS: Mapping[str, Entry] = {
     "round trip of 128 kB": Entry(sized(in_steps.round_trip, size=32 * 1024), 20, 50),
     "round trip of 8 MB": Entry(sized(in_steps.round_trip, size=2 * 1024**2), 2, 4),
     "scipy": Entry(in_steps.from_scipy, 20, 50),
+    "a number": Entry(in_steps.small_call, 50, 100),
+    "a number, by a method": Entry(in_steps.small_method, 50, 100),
     "per shard": Entry(in_steps.per_shard, 10, 20),
     "log": Entry(training.log, 50, 200),
     "log(step, loss)": Entry(training.log_with_step, 50, 200),

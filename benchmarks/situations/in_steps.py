@@ -1,4 +1,4 @@
-"""Calls in the middle of a step: an environment, an embedding, a round trip, shards, and a function of SciPy."""
+"""Calls in the middle of a step: an environment, an embedding, a round trip, a number, shards, a function of SciPy."""
 
 import functools
 from typing import Any
@@ -24,6 +24,7 @@ from situations.ways import (
     ended,
     finished,
     made_by_jax,
+    scalar,
 )
 
 # An environment
@@ -151,11 +152,42 @@ def from_scipy(place: Place, iterations: int) -> Situation:
     return _between(place, iterations, (x,), before, bessel, after, (1024,))
 
 
+def small_call(place: Place, iterations: int) -> Situation:
+    """A number from the mean of a kilobyte, once in each step."""
+    return _damped(place, iterations, host.damping, colocated.colocated_python(host.damping, out_specs=scalar()))
+
+
+def small_method(place: Place, iterations: int) -> Situation:
+    """The same by a method of an object, which counts its calls."""
+    controller: Any = colocated.colocated_python_class(host.Controller)()
+    method = controller.damping.specialize(out_specs=scalar())
+    return _damped(place, iterations, host.Controller().damping, method)
+
+
+def _damped(place: Place, iterations: int, fun: Any, ours: Any) -> Situation:
+    x = place.put(np.linspace(0, 1, 256, dtype=np.float32))
+
+    def after(x: Any, factor: Any) -> Any:
+        return (x * factor + 0.1,)
+
+    return _between(place, iterations, (x,), jnp.mean, fun, after, (), ours)
+
+
 def _between(
-    place: Place, iterations: int, state: Any, before: Any, fun: Any, after: Any, shape: tuple[int, ...]
+    place: Place,
+    iterations: int,
+    state: Any,
+    before: Any,
+    fun: Any,
+    after: Any,
+    shape: tuple[int, ...],
+    ours: Any = None,
 ) -> Situation:
-    """A step `after(*state, fun(before(*state)))`, whose NumPy function returns floats of this shape."""
-    spec = place.spec(*shape)
+    """A step `after(*state, fun(before(*state)))`, whose NumPy function returns floats of this shape.
+
+    Ours is colocated already where it is given.
+    """
+    spec = place.spec(*shape) if shape else scalar()
 
     def stepping(call: Any) -> Any:
         return lambda *state: after(*state, call(before(*state)))
@@ -171,10 +203,10 @@ def _between(
 
     first, last = jax.jit(before), jax.jit(after)
 
-    def to_rows(x: Any) -> Any:
-        return jax.device_put(x, place.rows)
+    def to_devices(x: Any) -> Any:
+        return jax.device_put(x, place.rows if shape else place.everywhere)
 
-    quickest = place.quickest(to_rows)
+    quickest = place.quickest(to_devices)
 
     def by_hand(call: Any) -> Run:
         return repeated(lambda *state: last(*state, call(first(*state))), jax.block_until_ready)
@@ -182,16 +214,19 @@ def _between(
     def with_callback(way: str) -> Run:
         return repeated(jax.jit(stepping(lambda x: callback(way, fun, spec, x))), finished)
 
-    def with_ours(fun: Any, **options: Any) -> Run:
-        return repeated(pjit(stepping(colocated.colocated_python(fun, out_specs=spec, **options))), ended)
+    def with_ours(fun: Any) -> Run:
+        return repeated(pjit(stepping(fun)), ended)
 
+    numpy_in_jax = colocated.colocated_python(lambda x: jnp.asarray(fun(np.asarray(x))), out_specs=spec)
+    ours = ours or colocated.colocated_python(lambda x: fun(np.asarray(x)), out_specs=spec)
     return Situation(
         iterations,
         {
             BY_HAND: by_hand(lambda x: quickest(fun(np.asarray(x)))),
-            JAX: by_hand(made_by_jax(lambda x: to_rows(fun(np.asarray(x))))),
-            OURS: with_ours(fun, uses_jax=False),
-            f"{OURS}, jax arrays": with_ours(lambda x: jnp.asarray(fun(np.asarray(x)))),
+            JAX: by_hand(made_by_jax(lambda x: to_devices(fun(np.asarray(x))))),
+            OURS: with_ours(ours.specialize(uses_jax=False)),
+            f"{OURS}, without uses_jax": with_ours(ours),
+            f"{OURS}, jax arrays": with_ours(numpy_in_jax),
             IO: with_callback(IO),
             PURE: with_callback(PURE),
         },

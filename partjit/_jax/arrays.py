@@ -266,8 +266,8 @@ def _put(
 ) -> jax.Array:
     if aval.dtype in _OF_64_BITS and not config.enable_x64.value:
         with config.enable_x64(True):  # or the values have 32 bits, whatever the type of the array says
-            return pxla.batched_device_put(aval, sharding, values, devices, committed)
-    return pxla.batched_device_put(aval, sharding, values, devices, committed)
+            return xc.batched_device_put(aval, sharding, values, devices, committed)
+    return xc.batched_device_put(aval, sharding, values, devices, committed)
 
 
 _OF_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))

@@ -62,9 +62,10 @@ def test_a_result_is_the_array_that_jax_makes_of_it_and_sharded_as_specified(val
             assert described(result["x"]) == described(x)
         for spec, struct in specs_of(value, mesh).items():
             g = colocated_python(lambda x: value, out_specs=struct, mode=mode)
+            pair = colocated_python(lambda x: (value, value), out_specs=(struct, struct), mode=mode)
             program = partjit.pjit(lambda x, g=g: g(x))
             with mesh:
-                results = [g(x), g(x), program(x)]
+                results = [g(x), g(x), program(x), *pair(x)]
             for result in results:
                 assert result.sharding.is_equivalent_to(NamedSharding(mesh, spec), result.ndim)
                 assert described(result)[::2] == described(jnp.asarray(value))[::2]

@@ -240,11 +240,11 @@ def test_on_accelerators_it_stays_on_the_hosts(accelerators, monkeypatch):
     from partjit._jax import arrays
 
     devices = []
-    real = arrays.pxla.batched_device_put
+    real = arrays.xc.batched_device_put
 
-    def put(aval, sharding, *args):
+    def put(aval, sharding, *args, **options):
         devices.append({device.id for device in sharding.device_set})
-        return real(aval, sharding, *args)
+        return real(aval, sharding, *args, **options)
 
     def look(i, x):
         rendezvous.logs["seen"].append((int(i + 0), sorted(device.id for device in i.devices())))
@@ -254,7 +254,7 @@ def test_on_accelerators_it_stays_on_the_hosts(accelerators, monkeypatch):
     with partjit.Mesh(accelerators, "x") as mesh:
         x = jax.device_put(np.ones(8), NamedSharding(mesh, P()))
         step(x, 0)
-        monkeypatch.setattr(arrays.pxla, "batched_device_put", put)
+        monkeypatch.setattr(arrays.xc, "batched_device_put", put)
         for i in range(1, 3):
             step(x, i)
     assert logged() == [(i, [0, 1, 2, 3]) for i in range(3)]

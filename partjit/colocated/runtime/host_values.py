@@ -365,12 +365,13 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        for leaf, path in zip(leaves, paths, strict=True):
-            if type(leaf) is PRNGKeyArray:
-                raise ValueError(
-                    f"{path} of {name} is {leaf.aval.str_short()}, and NumPy has no typed keys: pass "
-                    "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
-                )
+        kinds = [*map(type, leaves)]
+        if PRNGKeyArray in kinds:
+            i = kinds.index(PRNGKeyArray)
+            raise ValueError(
+                f"{paths[i]} of {name} is {leaves[i].aval.str_short()}, and NumPy has no typed keys: pass "
+                "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
+            )
         args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
         return target(*args, **kwargs)
 

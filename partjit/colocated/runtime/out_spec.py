@@ -32,15 +32,18 @@ class OutSpec:
         aval: its abstract value.
         sharding: its sharding.
         committed: whether it is committed to its devices.
+        scalar_type: that of the NumPy scalars which are numbers of exactly its dtype; None if it is no number.
     """
 
-    __slots__ = ("_is_simple", "_putter", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("_is_simple", "_putter", "aval", "committed", "dtype", "scalar_type", "shape", "sharding", "weak_type")
 
     def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
         self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
+        is_number = aval.shape == () and isinstance(aval.dtype, np.dtype)
+        self.scalar_type: type | None = aval.dtype.type if is_number else None
         self._is_simple = committed and sharding.is_fully_addressable
         self._putter: Callable[[np.ndarray], jax.Array] | None = None
 

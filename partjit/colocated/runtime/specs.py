@@ -170,9 +170,7 @@ class OutSpecs:
         self._is_tuple = tree == jax.tree.structure((0,) * len(self.leaves))
         self._kinds = [(np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
         self._is_none = tree == jax.tree.structure(None)
-        # The NumPy scalars that a single result may be, which are numbers of exactly its dtype.
-        is_scalar = self.is_leaf and self.leaves[0].shape == () and isinstance(self.leaves[0].dtype, np.dtype)
-        self._scalar_type = self.leaves[0].dtype.type if is_scalar else None
+        self._scalar_type = self.leaves[0].scalar_type if self.is_leaf else None
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
         self._glance = type_sharding_and_commitment if on_one else type_and_sharding
@@ -222,9 +220,11 @@ class OutSpecs:
         """The flat arrays, and whether they are those returned by the function."""
         own = unshared(returned, LARGE) if self._are_large else ()
         (result,) = returned
+        if self.is_leaf and type(result) is self._scalar_type:
+            return [self.leaves[0].put_numpy(np.asarray(result))], False
         is_array = self.is_leaf and (type(result) is ArrayImpl or type(result) is np.ndarray)
         values: Any = [result] if is_array else leaves_of(self.tree, result)
-        if values and type(values[0]) is np.ndarray:
+        if values and type(values[0]) is not ArrayImpl:
             found = self._put_numpy_of(values, own)
             if found is not None:
                 return found, False
@@ -307,6 +307,9 @@ class OutSpecs:
         for value, spec in zip(values, self.leaves, strict=True):
             if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
                 found.append(value if taken is None else taken(value))
+                continue
+            if type(value) is spec.scalar_type:
+                found.append(np.asarray(value))
                 continue
             host = HostValue(value) if is_host_value(value) else None
             if host is None or host.shape != spec.shape or not host.has_dtype(spec.dtype):
