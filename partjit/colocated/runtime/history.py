@@ -144,10 +144,13 @@ class History:
         assert body is not None
 
         def entering() -> bool:
-            crossed.extend(self._untaken()[:1] if shows_state else self.cross())
+            if self._queues:
+                crossed.extend(self._untaken()[:1] if shows_state else self.cross())
             return True
 
         def in_turn() -> object:
+            if not crossed and not self._revoked:  # as a rule
+                return body()
             self.catch_up(call.name, () if shows_state else crossed)
             self._shown = next((made for made in crossed if shows_state and made.saved is not _NOTHING), None)
             try:
