@@ -14,9 +14,13 @@ from partjit.inspect.moves.tiles import Tiles
 
 __all__ = [
     "Grouped",
+    "combined",
+    "grouped_by_copies",
     "is_subtiling",
+    "matched",
     "matching_dims",
     "on_assigned_groups",
+    "propagated",
     "replicated",
     "replicated_on",
     "reshaped",
@@ -207,3 +211,131 @@ def is_subtiling(shape: Sequence[int], fine: Tiles, coarse: Tiles) -> bool:
         bounds.append((start, np.minimum(start + size, np.array(shape)[:, None])))
     (start, limit), (first, last) = bounds
     return bool(((start >= limit) | ((first <= start) & (limit <= last))).all())
+
+
+def propagated(tiles: Tiles, dims: Sequence[tuple[int, int]], ndim: int) -> Tiles:
+    """The sharding of another array in the dimensions that it has in common with this one.
+
+    Args:
+        tiles: the sharding.
+        dims: pairs of dimensions of this and of the other array that are the same.
+        ndim: the number of dimensions of that.
+    """
+    here = {dim for dim, _ in dims}
+    whole = replicated_on(tiles, [dim for dim in range(len(tiles.counts)) if dim not in here])
+    found = transposed(whole, dict(dims), ndim)
+    assert found is not None
+    return found
+
+
+def combined(more: Tiles, tiles: Tiles) -> Tiles | None:
+    """A sharding with that of other dimensions as well; None if there is none, or if it has no more shards."""
+    if more.is_replicated:
+        return None
+    if tiles.is_replicated:
+        return more
+    if not tiles.is_partial:
+        return None
+    pairs = [*zip(more.counts, tiles.counts, strict=True)]
+    counts = [max(pair) for pair in pairs]
+    number, size = math.prod(counts), tiles.devices.size
+    if any(a != b and 1 not in (a, b) for a, b in pairs) or size % number or number <= math.prod(tiles.counts):
+        return None
+    members: dict[tuple[int, ...], list[int]] = {}
+    for device, (a, b) in enumerate(zip(_places(more).T.tolist(), _places(tiles).T.tolist(), strict=True)):
+        place = tuple(x if n > 1 else y for (n, _), x, y in zip(pairs, a, b, strict=True))
+        if all(x == y for (n, m), x, y in zip(pairs, a, b, strict=True) if n == m):
+            members.setdefault(place, []).append(device)
+    if len(members) < number or any(len(devices) != size // number for devices in members.values()):
+        return None
+    return Tiles.of(np.array([members[place] for place in sorted(members)]).reshape([*counts, size // number]))
+
+
+def _places(tiles: Tiles) -> _Array:
+    """Which shard each device has, a row for each dimension."""
+    places = np.empty((len(tiles.counts), tiles.devices.size), np.int64)
+    places[:, tiles.devices.ravel()] = np.indices(tiles.devices.shape)[:-1].reshape([len(tiles.counts), -1])
+    return places
+
+
+def grouped_by_copies(tiles: Tiles, count: int, order: Sequence[int]) -> Grouped:
+    """So many groups, each of which has all of an array: its copies, or those that it has once dimensions are gathered.
+
+    Args:
+        tiles: the sharding of the array.
+        count: the number of groups.
+        order: the dimensions that are gathered, the first ones first.
+    """
+    ndim, size = len(tiles.counts), tiles.devices.size
+    if tiles.is_partial and tiles.copies % count == 0:
+        return Grouped.of(tiles, (ndim,), [tiles.copies // count])
+    most = tiles.copies * math.prod(tiles.counts[dim] for dim in order)
+    if not tiles.is_replicated and most % count == 0 and count % tiles.copies == 0:
+        shape, left = [*tiles.devices.shape], count // tiles.copies
+        for dim in order:
+            for factor in _factors(tiles.counts[dim]):
+                if left > 1 and left % factor == 0:
+                    shape[dim], shape[-1], left = shape[dim] // factor, shape[-1] * factor, left // factor
+        if left == 1 and math.prod(shape[:-1]) > 1:
+            # XLA forgets which devices had what.
+            return Grouped.of(Tiles.of(np.arange(size).reshape(shape)), (ndim,))
+    groups = np.arange(size).reshape(count, -1)
+    return Grouped(groups, (ndim,), (count,), replicated(ndim, size // count))
+
+
+def _factors(number: int) -> list[int]:
+    """The prime factors of a number, the smallest first."""
+    factor = next((k for k in range(2, number + 1) if number % k == 0), None)
+    return [] if factor is None else [factor, *_factors(number // factor)]
+
+
+def matched(
+    left: Tiles, right: Tiles, left_dims: Sequence[int], right_dims: Sequence[int]
+) -> tuple[Tiles, Tiles] | None:
+    """The shardings of two arrays, with equal ones of the dimensions that both have; None if these stay unsharded.
+
+    Source: `GatherScatterOperandsShardedAcrossParallelDims` of XLA's `spmd_partitioner_util.cc`.
+    """
+    numbers = [math.prod(t.counts[dim] for dim in dims) for t, dims in ((left, left_dims), (right, right_dims))]
+    if max(numbers) == 1:
+        return None
+    if right.is_replicated:
+        return left, _as(left, left_dims, right_dims, len(right.counts))
+    if left.is_replicated:
+        return _as(right, right_dims, left_dims, len(left.counts)), right
+    if numbers[0] < numbers[1]:
+        made = _more_alike(left, left_dims, right, right_dims)
+    elif numbers[0] > numbers[1]:
+        made = _more_alike(right, right_dims, left, left_dims)
+    else:
+        made = None
+    if numbers[0] != numbers[1]:
+        if made is None:
+            return None
+        left, right = (made, right) if numbers[0] < numbers[1] else (left, made)
+    counts = {a: right.counts[b] for a, b in zip(left_dims, right_dims, strict=True)}
+    return _aligned(reshaped(left, counts), left_dims, right, right_dims), right
+
+
+def _as(tiles: Tiles, dims: Sequence[int], others: Sequence[int], ndim: int) -> Tiles:
+    """The sharding of an array in some dimensions only, as these are sharded in another one."""
+    counts = dict(zip(others, (tiles.counts[dim] for dim in dims), strict=True))
+    made = Tiles.of(tiles.devices.reshape([*(counts.get(dim, 1) for dim in range(ndim)), -1]))
+    return _aligned(made, others, tiles, dims)
+
+
+def _aligned(tiles: Tiles, dims: Sequence[int], reference: Tiles, others: Sequence[int]) -> Tiles:
+    return Grouped.of(tiles, dims).aligned(Grouped.of(reference, others)).ungrouped()
+
+
+def _more_alike(tiles: Tiles, dims: Sequence[int], wanted: Tiles, others: Sequence[int]) -> Tiles | None:
+    """A sharding with as many shards of some dimensions as another one has; its copies become these."""
+    if not tiles.is_partial:
+        return None
+    shape = [*tiles.devices.shape]
+    for dim, other in zip(dims, others, strict=True):
+        ratio, rest = divmod(wanted.counts[other], tiles.counts[dim])
+        if rest or shape[-1] % ratio:
+            return None
+        shape[dim], shape[-1] = shape[dim] * ratio, shape[-1] // ratio
+    return _aligned(Tiles.of(tiles.devices.reshape(shape)), dims, wanted, others)

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable
 
 from jax.extend.mlir import ir
 
-from partjit.inspect.moves.indices import dimension_numbers
+from partjit.inspect.moves.indexed_dims import dimension_numbers
 from partjit.inspect.moves.model import numbers
 from partjit.inspect.places import Known
 from partjit.inspect.walk import Walk

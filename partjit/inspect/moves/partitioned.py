@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.device_grouping import Grouped, replicated
-from partjit.inspect.moves.resharding import hops
+from partjit.inspect.moves.resharding import hops, is_swap
 from partjit.inspect.moves.tiles import Step, Tiles
 
 __all__ = ["Array", "Resharded", "summed", "within"]
@@ -39,6 +39,7 @@ class Array:
         tiles: how a group shards it.
         rows: the devices of the groups.
         made: how it was resharded.
+        swaps: whether dimensions may swap axes when it is resharded next.
     """
 
     shape: tuple[int, ...]
@@ -46,6 +47,7 @@ class Array:
     tiles: Tiles
     rows: npt.NDArray[np.int64]
     made: tuple[Resharded, ...] = ()
+    swaps: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -53,14 +55,15 @@ class Array:
         return math.prod(self.tiles.local(self.shape)) * self.itemsize
 
     def resharded(self, target: Tiles) -> "Array":
-        """The same in another sharding. Dimensions may swap axes: all shardings are over tiles here."""
+        """The same in another sharding, over tiles."""
         if target == self.tiles:
             return self
+        swaps = self.swaps or not is_swap(self.tiles, target)
         made = [
             Resharded(self.rows, hop.target, tuple(within(hop.steps, self.rows)))
-            for hop in hops(self.tiles, target, self.shape)
+            for hop in hops(self.tiles, target, self.shape, swaps=swaps)
         ]
-        return dataclasses.replace(self, tiles=target, made=(*self.made, *made))
+        return dataclasses.replace(self, tiles=target, made=(*self.made, *made), swaps=True)
 
     def replicated(self) -> "Array":
         """The same, replicated."""
@@ -69,7 +72,7 @@ class Array:
     def grouped(self, grouped: Grouped, shape: tuple[int, ...]) -> "Array":
         """What each group of a sharding has of it, of this shape."""
         rows = self.rows[:, grouped.groups].reshape([-1, grouped.groups.shape[1]])
-        return dataclasses.replace(self, shape=shape, tiles=grouped.inner, rows=rows)
+        return dataclasses.replace(self, shape=shape, tiles=grouped.inner, rows=rows, swaps=True)
 
 
 def within(steps: list[Step], rows: npt.NDArray[np.int64]) -> list[Step]:

@@ -11,7 +11,7 @@ from partjit.inspect.moves.recursion import partition
 from partjit.inspect.moves.tiles import over_axes
 from partjit.shardy import TensorSharding
 
-__all__ = ["dot", "product"]
+__all__ = ["dot", "link", "product"]
 
 
 def dot(op: Operation) -> Model | None:
@@ -66,12 +66,12 @@ def product(
     is_sum = all(step.kind == "all-reduce" and step.operand == result.local for step in found.result)
     if not any(found.operands) and is_sum and len(found.result) < 2:
         return None
-    chains = {k: [_link(op, k, each) for each in made] for k, made in enumerate(found.operands)}
+    chains = {k: [link(op, k, each) for each in made] for k, made in enumerate(found.operands)}
     is_one = op.op.operands[0] == op.op.operands[1]  # XLA copies it at first
     return op.model(chains, None, [Transfer(step, result) for step in found.result], distinct={1: ""} if is_one else {})
 
 
-def _link(op: Operation, k: int, made: Resharded) -> TensorSharding | Prepared:
+def link(op: Operation, k: int, made: Resharded) -> TensorSharding | Prepared:
     """A reshard of an operand: to a sharding over named axes, or what is moved for another one."""
     tensor = op.operands[k]
     # Where dimensions swap axes, others cannot do so from jax 0.12 on; see `reshards.py`.

@@ -77,6 +77,7 @@ class Reshards:
             value, result = op.operands[0], op.results[0]
             before = definition(value, "sdy.reshard")
             is_known = before is not None and FORGOTTEN not in before.attributes and PREPARED not in op.attributes
+            is_known = is_known and not _is_returned(result)
             if before is not None and is_known and self._sharding_of(before.operands[0]) == self._sharding_of(result):
                 result.replace_all_uses_with(before.operands[0])
                 continue
@@ -160,6 +161,12 @@ class Reshards:
                 makers = (_maker(value) for value in reversed([*op.operands]))
                 open_ += [maker for maker in makers if maker is not None and maker not in seen]
         return order
+
+
+def _is_returned(value: ir.Value) -> bool:
+    """Whether a value is a result of the program: XLA reshards what it gets from a tuple, of which it knows nothing."""
+    users = [use.owner.operation for use in value.uses]
+    return any(user.name == "func.return" and user.parent.attributes["sym_name"].value == "main" for user in users)
 
 
 def _maker(value: ir.Value) -> ir.Operation | None:

@@ -312,7 +312,8 @@ class Writing:
 
     def _reshard_as_prepared(self, op: ir.Operation, sizes: Mapping[str, int]) -> None:
         """Replaces a reshard of which it is known what is moved."""
-        transfers = self._prepared[int(ir.StringAttr(op.attributes[PREPARED]).value)]
+        prepared = self._prepared[int(ir.StringAttr(op.attributes[PREPARED]).value)]
+        transfers = () if is_of_scalar(op.operands[0]) else prepared
         moved = self._moved(op, transfers, 0, sizes)
         with op.context, op.location, ir.InsertionPoint(op):
             (result,) = self._call(op, [op.operands[0]], [self._of(op.results[0])], moved, moved)
