@@ -145,8 +145,9 @@ def partition(one: Indexing, *, in_turn: bool = True) -> Partitioning:
     operand, indices = one.operand.replicated(), one.indices.replicated()
     updates = one.pieces if one.result is None else one.pieces.replicated()
     nbytes = sum(math.prod(array.shape) * array.itemsize for array in (operand, indices, updates))
-    wanted = one.pieces.tiles if one.result is None else one.result
-    return Partitioning(operand.made, indices.made, updates.made, (), nbytes, wanted)
+    result = one.pieces if one.result is None else one.operand
+    whole = replicated(len(result.shape), result.tiles.devices.size)
+    return Partitioning(operand.made, indices.made, updates.made, (), nbytes, whole)
 
 
 def _in_order(one: Indexing) -> list[_Way]:
@@ -163,7 +164,7 @@ def _cost(one: Indexing, found: Partitioning) -> tuple[float, float]:
     sizes = {OPERAND: one.operand.itemsize, INDICES: one.indices.itemsize, PREDICATES: 1}
     steps = [(sizes[name], step) for name, step in (*found.steps, *found.last)]
     for made, array in ((found.operand, one.operand), (found.indices, one.indices), (found.pieces, one.pieces)):
-        steps += [(array.itemsize, step) for each in made for step in each.steps]
+        steps += [(array.itemsize, step) for each in made[len(array.made) :] for step in each.steps]
     memory = [_needed(step) * size for size, step in steps]
     return max([found.nbytes, *memory]), sum(_sent(step) * size for size, step in steps)
 

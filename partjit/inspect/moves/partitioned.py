@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.device_grouping import Grouped, replicated
-from partjit.inspect.moves.resharding import hops, is_swap
-from partjit.inspect.moves.tiles import Step, Tiles
+from partjit.inspect.moves.resharding import can_swap, hops
+from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled
 
 __all__ = ["Array", "Resharded", "summed", "within"]
 
@@ -39,7 +39,7 @@ class Array:
         tiles: how a group shards it.
         rows: the devices of the groups.
         made: how it was resharded.
-        swaps: whether dimensions may swap axes when it is resharded next.
+        swaps: whether it is known that dimensions may swap axes when it is resharded next.
     """
 
     shape: tuple[int, ...]
@@ -55,13 +55,18 @@ class Array:
         return math.prod(self.tiles.local(self.shape)) * self.itemsize
 
     def resharded(self, target: Tiles) -> "Array":
-        """The same in another sharding, over tiles."""
+        """The same in another sharding, over tiles.
+
+        Raises:
+            Unmodelled: dimensions would swap axes, and it is not known whether they may.
+        """
         if target == self.tiles:
             return self
-        swaps = self.swaps or not is_swap(self.tiles, target)
+        if not self.swaps and can_swap(self.tiles, target):
+            raise Unmodelled
         made = [
             Resharded(self.rows, hop.target, tuple(within(hop.steps, self.rows)))
-            for hop in hops(self.tiles, target, self.shape, swaps=swaps)
+            for hop in hops(self.tiles, target, self.shape)
         ]
         return dataclasses.replace(self, tiles=target, made=(*self.made, *made), swaps=True)
 

@@ -33,6 +33,8 @@ def reshape(op: Operation) -> Model | None:
         return dataclasses.replace(found, results=(found.results[0] or whole.sharding,))
     if operand.is_sharded and not result.is_sharded:
         return op.replicated()
+    if result.is_sharded and not operand.is_sharded:
+        return op.model(None, [without(result.sharding, range(len(result.shape)))], keeps=True)
     to_operand, to_result = _reshaped(result, operand.shape), _reshaped(operand, result.shape)
     if operand.is_sharded and not (to_operand or to_result):
         if op.tiles(operand.sharding).copies == op.tiles(result.sharding).copies:
