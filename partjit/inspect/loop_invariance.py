@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.mlir import ir
 
-from partjit.inspect.moves.rewriting import moved_by
+from partjit.inspect.moves.moved import moved_by
 from partjit.shardy import nested
 
 __all__ = ["varying"]

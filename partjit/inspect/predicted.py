@@ -26,8 +26,9 @@ from partjit.inspect.lowered_loops import trip_count_of_lowered
 from partjit.inspect.moves.callbacks import reshard_results
 from partjit.inspect.moves.merging import merge, remove_reversals
 from partjit.inspect.moves.model import Tensor, element_type, elements
+from partjit.inspect.moves.moved import Moved, moved_by
 from partjit.inspect.moves.resharding import reshard
-from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
+from partjit.inspect.moves.rewriting import Writing
 from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.moves.unused import remove_unused
 from partjit.inspect.places import Known, Origin

@@ -4,17 +4,20 @@ Source: `GroupedSharding` of XLA's `hlo_sharding_util.cc`, and `AlignGroupsWith`
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from partjit.inspect.moves.tiles import Tiles
+from partjit.inspect.moves.tiles import Tiles, Unmodelled, over_axes, tiles_of
+from partjit.shardy import TensorSharding
 
 __all__ = [
     "Grouped",
     "combined",
+    "combined_in_names",
     "grouped_by_copies",
     "is_subtiling",
     "matched",
@@ -249,6 +252,28 @@ def combined(more: Tiles, tiles: Tiles) -> Tiles | None:
     if len(members) < number or any(len(devices) != size // number for devices in members.values()):
         return None
     return Tiles.of(np.array([members[place] for place in sorted(members)]).reshape([*counts, size // number]))
+
+
+def combined_in_names(more: Tiles, tiles: Tiles, sizes: Mapping[str, int]) -> Tiles | None:
+    """The same for shardings over named axes: each dimension gets more of these until one is used already.
+
+    Args:
+        more, tiles: the shardings.
+        sizes: of the axes of the mesh.
+
+    Raises:
+        Unmodelled: a sharding is not over axes.
+    """
+    both = [over_axes(each, sizes) for each in (more, tiles)]
+    if both[0] is None or both[1] is None:
+        raise Unmodelled
+    used = {axis for names in both[1].axes for axis in names}
+    axes = list[tuple[str, ...]]()
+    for extended, names in zip(both[0].axes, both[1].axes, strict=True):
+        rest = extended[len(names) :] if extended[: len(names)] == names else ()
+        axes.append((*names, *itertools.takewhile(lambda axis: axis not in used, rest)))
+    found = TensorSharding(tuple(axes), tuple(tuple(sizes[axis] for axis in names) for names in axes))
+    return None if tuple(axes) == both[1].axes else tiles_of(found, sizes)
 
 
 def _places(tiles: Tiles) -> _Array:

@@ -44,11 +44,13 @@ class IndexedDims(NamedTuple):
         indexed, windows, hidden, operand_batch, indices_batch = (dimension_numbers(op, name) for name in names)
         (vector,) = dimension_numbers(op, "index_vector_dim") or [0]
         shown = [dim for dim in range(len(shape)) if dim not in (*hidden, *operand_batch)]
-        rows = [*zip(
-            [dim for dim in range(indices) if dim != vector],
-            [dim for dim in range(pieces) if dim not in windows],
-            strict=True,
-        )]
+        rows = [
+            *zip(
+                [dim for dim in range(indices) if dim != vector],
+                [dim for dim in range(pieces) if dim not in windows],
+                strict=True,
+            )
+        ]
         where = dict(rows)
         return cls(
             shape,

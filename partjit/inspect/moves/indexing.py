@@ -1,9 +1,9 @@
 """How XLA partitions a gather or a scatter: in groups of devices, by what these have of one of its arrays.
 
-Devices are grouped by what they have of batch dimensions, of what is passed on of the operand, of the dimensions that
-are indexed, or of the rows of the indices. Within a group it is the same with fewer dimensions; at last all of a group
-is replicated in it. Which comes first is tried: each way is followed by replication, and that of which the largest array
-is the smallest is taken.
+Devices are grouped by what they have of the batch dimensions, of the operand's dimensions of which pieces have all, of
+those that are indexed, or of the rows of the indices. Within a group it is the same with fewer dimensions; at last the
+group replicates what it has. Which way comes first is tried: each is followed by replication, and the one whose largest
+operation is the smallest is taken.
 
 Source: `gather_scatter_handler.cc` of XLA, and `EvaluatePartitionCost` of its `spmd_partitioner_util.h`.
 """
@@ -12,9 +12,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from partjit.inspect.moves.device_grouping import (
     Grouped,
     combined,
+    combined_in_names,
     grouped_by_copies,
     matched,
     propagated,
@@ -24,7 +28,7 @@ from partjit.inspect.moves.device_grouping import (
 from partjit.inspect.moves.indexed_dims import IndexedDims
 from partjit.inspect.moves.partitioned import Array, Resharded, summed, within
 from partjit.inspect.moves.resharding import is_swap, reshard
-from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled, over_axes
+from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled
 
 __all__ = ["Indexing", "Partitioning", "partition"]
 
@@ -54,15 +58,21 @@ class Indexing:
     sums: bool = False
     named: Mapping[str, int] | None = None
 
-    def combined(self, more: Tiles, tiles: Tiles) -> Tiles | None:
-        """A sharding with that of other dimensions as well, as `combined` in `device_grouping.py` has it."""
+    def combined(self, more: Tiles, tiles: Tiles, *, in_names: bool = False) -> Tiles | None:
+        """A sharding with that of other dimensions as well; None if there is none.
+
+        Args:
+            more: that of other dimensions.
+            tiles: the sharding.
+            in_names: whether it is known that both are over named axes, where others are.
+        """
         found = combined(more, tiles)
-        if found is None and self.named is not None and not more.is_replicated and not tiles.is_replicated:
-            axes = [over_axes(each, self.named) for each in (more, tiles)]
-            used = [{axis for dim in one.axes for axis in dim} if one is not None else {""} for one in axes]
-            if not used[0] <= used[1]:
-                raise Unmodelled  # of axes that two dimensions are sharded over, XLA may leave out some
-        return found
+        if self.named is None:
+            return found
+        named = combined_in_names(more, tiles, self.named)
+        if in_names or found == named:
+            return named
+        raise Unmodelled  # XLA combines tiles, or names
 
     def grouped(self, operand: Grouped, indices: Grouped, pieces: Grouped) -> "Indexing":
         """What each group of devices has of it."""
@@ -76,15 +86,17 @@ class Indexing:
             named=None,
         )
 
-    def finished(self, found: "Partitioning", operand: Grouped, pieces: Grouped) -> "Partitioning":
-        """What groups have computed, resharded as it is wanted."""
+    def finished(
+        self, found: "Partitioning", operand: Grouped, pieces: Grouped, *, in_names: bool = False
+    ) -> "Partitioning":
+        """What groups have computed, resharded as it is wanted; perhaps from a sharding over named axes."""
         grouped, wanted, shape = pieces, self.pieces.tiles, self.pieces.shape
         if self.result is not None:
             grouped, wanted, shape = operand, self.result, self.operand.shape
         made = grouped.ungrouped()
-        swaps = self.named is None or not is_swap(made, wanted)
+        swaps = self.named is None or in_names or not is_swap(made, wanted)
         last = self.steps(OPERAND, reshard(made, wanted, shape, swaps=swaps))
-        return dataclasses.replace(found, made=made, last=tuple(last))
+        return dataclasses.replace(found, made=made if swaps else None, last=tuple(last))
 
     def steps(self, name: str, steps: Iterable[Step]) -> list[tuple[str, Step]]:
         """Steps in each row of devices, and what they are about."""
@@ -103,8 +115,9 @@ class Partitioning:
         operand, indices, pieces: the reshards of these.
         steps: what is moved besides, and of which array.
         nbytes: of the arrays of the operation on a device.
-        made: the sharding in which the result is computed.
+        made: the sharding in which the result is computed; None if XLA forgets it.
         last: the reshard of it to the one that is wanted.
+        rows: the groups of devices in the end.
     """
 
     operand: tuple[Resharded, ...]
@@ -112,7 +125,8 @@ class Partitioning:
     pieces: tuple[Resharded, ...]
     steps: tuple[tuple[str, Step], ...]
     nbytes: int
-    made: Tiles
+    made: Tiles | None
+    rows: npt.NDArray[np.int64]
     last: tuple[tuple[str, Step], ...] = ()
 
     def then(self, steps: Iterable[tuple[str, Step]] = ()) -> "Partitioning":
@@ -147,7 +161,7 @@ def partition(one: Indexing, *, in_turn: bool = True) -> Partitioning:
     nbytes = sum(math.prod(array.shape) * array.itemsize for array in (operand, indices, updates))
     result = one.pieces if one.result is None else one.operand
     whole = replicated(len(result.shape), result.tiles.devices.size)
-    return Partitioning(operand.made, indices.made, updates.made, (), nbytes, whole)
+    return Partitioning(operand.made, indices.made, updates.made, (), nbytes, whole, operand.rows)
 
 
 def _in_order(one: Indexing) -> list[_Way]:
@@ -218,7 +232,8 @@ def _by_windows(one: Indexing, in_turn: bool) -> Partitioning | None:
     passed = {here: local[here] for here, _ in pairs}
     inner = one.grouped(of_operand, of_indices, of_pieces)
     inner = dataclasses.replace(inner, slices=tuple(passed.get(dim, n) for dim, n in enumerate(one.slices)))
-    return one.finished(partition(inner, in_turn=in_turn).then(), of_operand, of_pieces)
+    in_names = one.result is None
+    return one.finished(partition(inner, in_turn=in_turn).then(), of_operand, of_pieces, in_names=in_names)
 
 
 def _by_indexed(one: Indexing, in_turn: bool) -> Partitioning | None:
@@ -261,13 +276,18 @@ def _by_rows(one: Indexing, in_turn: bool) -> Partitioning | None:
         return None
     pairs = one.dims.passing
     back = propagated(one.pieces.tiles, [(there, here) for here, there in pairs], one.dims.ndims[1])
-    if (better := one.combined(back, one.indices.tiles)) is not None:
+    if (better := one.combined(back, one.indices.tiles, in_names=one.result is None)) is not None:
         one = dataclasses.replace(one, indices=one.indices.resharded(better))
     own = propagated(one.indices.tiles, pairs, one.dims.ndims[2])
     if own.is_replicated:
         return None
     rows = [here for here, _ in pairs]
-    of_pieces = Grouped.of(one.combined(one.pieces.tiles, own) or own, [there for _, there in pairs])
+    more = one.combined(one.pieces.tiles, own, in_names=one.result is None)
+    if in_turn and one.result is not None and one.named is not None:
+        steps = reshard(one.pieces.tiles, more or own, one.pieces.shape)
+        if any(step.kind in ("all-to-all", "collective-permute") for step in steps):
+            raise Unmodelled  # XLA may replicate them instead
+    of_pieces = Grouped.of(more or own, [there for _, there in pairs])
     of_indices = Grouped.of(one.indices.tiles, rows)
     count = len(of_indices.groups)
     if len(of_pieces.groups) != count:
@@ -277,7 +297,7 @@ def _by_rows(one: Indexing, in_turn: bool) -> Partitioning | None:
     of_indices = of_indices.aligned(of_pieces)
     if one.result is None:
         inner = one.grouped(of_operand, of_indices, of_pieces)
-        return one.finished(partition(inner, in_turn=in_turn).then(), of_operand, of_pieces)
+        return one.finished(partition(inner, in_turn=in_turn).then(), of_operand, of_pieces, in_names=True)
     if not one.sums:
         return None
     operand = one.operand.resharded(of_operand.ungrouped())

@@ -1,17 +1,18 @@
 """Gathers and scatters: operations with computed indices."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 from jax.extend.mlir import ir
 
 from partjit._jax import RELEASE
-from partjit.inspect.moves.indexed_dims import IndexedDims, dimension_numbers
+from partjit.inspect.moves.device_grouping import replicated
+from partjit.inspect.moves.indexed_dims import IndexedDims
 from partjit.inspect.moves.indexing import INDICES, Indexing, partition
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer
-from partjit.inspect.moves.partitioned import Array
+from partjit.inspect.moves.partitioned import Array, Resharded
 from partjit.inspect.moves.products import link
-from partjit.inspect.moves.resharding import is_swap
 from partjit.inspect.moves.tiles import Unmodelled, over_axes
 from partjit.shardy import TensorSharding
 
@@ -23,21 +24,19 @@ def gather(op: Operation) -> Model | None:
     operand, indices, result = *op.operands, op.results[0]
     dims = IndexedDims.of(op.op, operand.shape, len(indices.shape), len(result.shape))
     slices = tuple(op.numbers("slice_sizes"))
-    arrays = [_array(op, tensor) for tensor in (operand, indices, result)]
-    return _model(op, Indexing(dims, slices, *arrays, named=op.sizes if _HAS_FORMS else None))
+    return _model(op, _indexing(op, dims, slices, (operand, indices, result)))
 
 
 def scatter(op: Operation) -> Model | None:
     """A scatter, such as `x.at[indices].add(updates)`."""
-    if len(op.results) > 1:
+    if len(op.operands) != 3:
         raise Unmodelled
     operand, indices, updates = op.operands
     dims = IndexedDims.of(op.op, operand.shape, len(indices.shape), len(updates.shape))
     windows = dict(dims.windows)
     slices = tuple(updates.shape[windows[dim]] if dim in windows else 1 for dim in range(len(operand.shape)))
-    arrays = [_array(op, tensor) for tensor in (operand, indices, updates)]
-    result, named = op.tiles(op.results[0].sharding), op.sizes if _HAS_FORMS else None
-    one = Indexing(dims, slices, *arrays, result, _combines(op.op) in _SUMS, named)
+    one = _indexing(op, dims, slices, (operand, indices, updates))
+    one = dataclasses.replace(one, result=op.tiles(op.results[0].sharding), sums=_combines(op.op) in _SUMS)
     if all(n % count == 0 for n, count in zip(indices.shape, indices.shards, strict=True)):
         return _model(op, one)
     # XLA gathers these, to change those of the padding, and slices them again.
@@ -50,6 +49,12 @@ _HAS_FORMS = RELEASE >= (0, 12)
 _SUMS = {f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or")}
 
 
+def _indexing(op: Operation, dims: IndexedDims, slices: tuple[int, ...], tensors: Iterable[Tensor]) -> Indexing:
+    operand, indices, pieces = (_array(op, tensor) for tensor in tensors)
+    named = op.sizes if _HAS_FORMS else None
+    return Indexing(dims=dims, slices=slices, operand=operand, indices=indices, pieces=pieces, named=named)
+
+
 def _array(op: Operation, tensor: Tensor) -> Array:
     tiles = op.tiles(tensor.sharding)
     return Array(tensor.shape, tensor.itemsize, tiles, np.arange(tiles.devices.size)[None], swaps=not _HAS_FORMS)
@@ -59,6 +64,8 @@ def _model(op: Operation, one: Indexing, before: Array | None = None) -> Model:
     """The model of an operation whose indices are computed from others, if these are given."""
     found = partition(one)
     if before is not None:
+        if found.indices and found.indices[0].target == before.tiles and len(found.indices[0].rows) == 1:
+            found = dataclasses.replace(found, indices=found.indices[1:])  # it knows them from before
         found = found.of_computed(INDICES, before)
     indices = op.operands[1]
     tensors = {
@@ -68,11 +75,15 @@ def _model(op: Operation, one: Indexing, before: Array | None = None) -> Model:
     }
     made = [found.operand, found.indices, *([found.pieces] if one.result is not None else [])]
     chains = {k: [link(op, k, each) for each in chain] for k, chain in enumerate(made)}
-    swaps = is_swap(found.made, op.tiles(op.results[0].sharding))
-    named = None if one.named is not None and swaps else over_axes(found.made, op.sizes)
+    named = None if found.made is None else over_axes(found.made, op.sizes)
     made = None if named is None else [TensorSharding(named.axes, named.parts, op.results[0].sharding.mesh)]
     steps = found.steps if named is not None else (*found.steps, *found.last)
-    return op.model(chains, made, [Transfer(step, tensors[name]) for name, step in steps])
+    model = op.model(chains, made, [Transfer(step, tensors[name]) for name, step in steps])
+    if one.result is not None or found.made != one.pieces.tiles:
+        return model
+    # A group has computed all of its part before it was sliced.
+    whole = replicated(len(one.pieces.shape), found.rows.shape[1])
+    return dataclasses.replace(model, remembered=Resharded(found.rows, whole, ()).name)
 
 
 def _combines(op: ir.Operation) -> str:

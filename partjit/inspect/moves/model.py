@@ -103,6 +103,7 @@ class Model:
             that those have with which it does; the empty name is that of none.
         forgets: whether XLA does not remember the shardings in which results are computed, so that it moves data to
             reshard a result back to these; of an operation that stays, how operands were sharded before.
+        remembered: the name of a reshard of the result, within groups of devices, that XLA has made already.
     """
 
     operands: tuple[tuple[TensorSharding | Prepared, ...], ...]
@@ -113,6 +114,7 @@ class Model:
     keeps: bool = False
     distinct: Mapping[int, str] = dataclasses.field(default_factory=dict)
     forgets: bool = False
+    remembered: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,6 +28,11 @@ class Resharded(NamedTuple):
     target: Tiles
     steps: tuple[Step, ...]
 
+    @property
+    def name(self) -> str:
+        """The name under which XLA remembers it."""
+        return f"in groups {self.rows.tolist()} {self.target.devices.tolist()}"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Array:

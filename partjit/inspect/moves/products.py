@@ -78,8 +78,7 @@ def link(op: Operation, k: int, made: Resharded) -> TensorSharding | Prepared:
     is_own = len(made.rows) > 1 or (RELEASE >= (0, 12) and any(step.kind == "all-to-all" for step in made.steps))
     if not is_own and (named := over_axes(made.target, op.sizes)) is not None:
         return TensorSharding(named.axes, named.parts, tensor.sharding.mesh)
-    name = f"in groups {made.rows.tolist()} {made.target.devices.tolist()}"
-    return Prepared(name, tuple(Transfer(step, tensor) for step in made.steps))
+    return Prepared(made.name, tuple(Transfer(step, tensor) for step in made.steps))
 
 
 def _dimensions(text: str, name: str) -> list[int]:

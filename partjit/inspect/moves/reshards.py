@@ -22,7 +22,7 @@ from partjit.inspect.moves.resharding import hops, is_swap, reshard
 from partjit.inspect.moves.tiles import Step, Unmodelled, over_axes, tiles_of
 from partjit.shardy import TensorSharding
 
-__all__ = ["DISTINCT", "FORGOTTEN", "PREPARED", "Reshard", "Reshards", "is_of_scalar", "transfers_of"]
+__all__ = ["DISTINCT", "FORGOTTEN", "PREPARED", "REMEMBERED", "Reshard", "Reshards", "is_of_scalar", "transfers_of"]
 
 DISTINCT = "partjit.distinct"
 """An attribute of reshards that are not merged with all equal ones."""
@@ -32,6 +32,9 @@ FORGOTTEN = "partjit.forgotten"
 
 PREPARED = "partjit.prepared"
 """An attribute of reshards of which it is known already what is moved: the number of that."""
+
+REMEMBERED = "partjit.remembered"
+"""An attribute of calls: the name of a reshard of the result that is made already."""
 
 _HAS_FORMS = RELEASE >= (0, 12)
 _Sizes = tuple[tuple[str, int], ...]
@@ -78,6 +81,9 @@ class Reshards:
             before = definition(value, "sdy.reshard")
             is_known = before is not None and FORGOTTEN not in before.attributes and PREPARED not in op.attributes
             is_known = is_known and not _is_returned(result)
+            if _is_remembered(op):
+                result.replace_all_uses_with(value)
+                continue
             if before is not None and is_known and self._sharding_of(before.operands[0]) == self._sharding_of(result):
                 result.replace_all_uses_with(before.operands[0])
                 continue
@@ -163,10 +169,22 @@ class Reshards:
         return order
 
 
+def _is_remembered(op: ir.Operation) -> bool:
+    """Whether a reshard is one that XLA has made already when it partitioned what computes the operand."""
+    maker = definition(op.operands[0], "stablehlo.custom_call")
+    if maker is None or REMEMBERED not in maker.attributes or DISTINCT not in op.attributes:
+        return False
+    return maker.attributes[REMEMBERED] == op.attributes[DISTINCT]
+
+
 def _is_returned(value: ir.Value) -> bool:
     """Whether a value is a result of the program: XLA reshards what it gets from a tuple, of which it knows nothing."""
     users = [use.owner.operation for use in value.uses]
-    return any(user.name == "func.return" and user.parent.attributes["sym_name"].value == "main" for user in users)
+    return any(user.name == "func.return" and _is_main(user.parent) for user in users)
+
+
+def _is_main(op: ir.Operation | None) -> bool:
+    return op is not None and ir.StringAttr(op.attributes["sym_name"]).value == "main"
 
 
 def _maker(value: ir.Value) -> ir.Operation | None:

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
 
 import numpy as np
 from jax.extend.mlir import ir
@@ -17,12 +16,14 @@ from jax.sharding import Mesh
 
 from partjit.inspect.moves.kinds import NONE, UNMODELLED, Kind, model_of
 from partjit.inspect.moves.merging import stays
-from partjit.inspect.moves.model import Model, Operation, Prepared, Tensor, Transfer, element_type
+from partjit.inspect.moves.model import Model, Operation, Prepared, Tensor, Transfer, definition, element_type
+from partjit.inspect.moves.moved import CALL, Moved, most_sent, moved_by
 from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.reshards import (
     DISTINCT,
     FORGOTTEN,
     PREPARED,
+    REMEMBERED,
     Reshard,
     Reshards,
     is_of_scalar,
@@ -36,38 +37,9 @@ from partjit.inspect.places import Known
 from partjit.inspect.walk import Walk
 from partjit.shardy import Shardings, TensorSharding
 
-__all__ = ["Moved", "Writing", "moved_by"]
+__all__ = ["Writing"]
 
-_CALL = "partjit.moves"
 _OF_PARTS = tuple(f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape", "reverse", "slice"))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Moved:
-    """An operation that XLA's partitioner moves data for, or a reshard.
-
-    Attributes:
-        name: of the operation: `stablehlo.slice`.
-        transfers: what is moved, besides the reshards of operands and results; None if that is not modelled.
-        bound: bytes that a device sends at most if it is not.
-        needed: bytes that a device needs for it at most then; None if these are as many.
-        dtypes: the names of the dtypes of its arrays if it is not.
-        collectives: what these are in a program, by the equations that they are of and how often they run.
-    """
-
-    name: str
-    transfers: tuple[Transfer, ...] | None
-    bound: int = 0
-    needed: int | None = None
-    dtypes: frozenset[str] = frozenset()
-    collectives: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
-
-
-def moved_by(op: ir.Operation) -> int | None:
-    """The number of what an operation stands for, if it is a call that a `Writing` made."""
-    if op.name != "stablehlo.custom_call" or ir.StringAttr(op.attributes["call_target_name"]).value != _CALL:
-        return None
-    return int(ir.StringAttr(op.attributes["backend_config"]).value)
 
 
 _COPIED = Moved("copy", ())
@@ -270,6 +242,8 @@ class Writing:
             # Of different primitives they may be equal all the same.
             is_own = key is not None and MODELS[op.name] not in LOOKING_AT_PRIMITIVES
             results = self._call(op, operands, local, moved, (moved,) if is_own else None)
+            if written.remembered:
+                ir.OpResult(results[0]).owner.attributes[REMEMBERED] = ir.StringAttr.get(written.remembered)
             for old, new, tensor, sharding in zip(op.results, results, operation.results, local, strict=True):
                 if sharding != tensor.sharding:
                     new = resharded(new, tensor.sharding, **({"forgotten": ""} if written.forgets else {}))
@@ -304,11 +278,21 @@ class Writing:
             # At worst it is replicated, or sent as it is a few times.
             moved = self._moved(op, transfers, 3 * max(tensor.nbytes, wanted.nbytes), sizes)
             self._known.moved[key] = moved
+        if moved.transfers and self._is_of_unmodelled(value):
+            moved = self._moved(op, None, most_sent(moved.transfers), sizes)
         own = moved, op.attributes["sharding"], op.attributes.get(DISTINCT), FORGOTTEN in op.attributes
         with op.context, op.location, ir.InsertionPoint(op):
             (result,) = self._call(op, [value], [after], moved, own)
             op.results[0].replace_all_uses_with(result)
         op.erase()
+
+    def _is_of_unmodelled(self, value: ir.Value) -> bool:
+        """Whether a value, before it was resharded, is the result of an operation that may leave it in any sharding."""
+        while (reshard := definition(value, "sdy.reshard")) is not None:
+            value = reshard.operands[0]
+        maker = definition(value, "stablehlo.custom_call")
+        number = None if maker is None else moved_by(maker)
+        return number is not None and self.moved[number].transfers is None
 
     def _reshard_as_prepared(self, op: ir.Operation, sizes: Mapping[str, int]) -> None:
         """Replaces a reshard of which it is known what is moved."""
@@ -348,7 +332,7 @@ class Writing:
             own: what XLA compares of operations that it merges, their operands aside; None for their attributes.
         """
         attributes = {
-            "call_target_name": ir.StringAttr.get(_CALL),
+            "call_target_name": ir.StringAttr.get(CALL),
             "backend_config": ir.StringAttr.get(str(self._number(op, moved, own))),
             "has_side_effect": ir.BoolAttr.get(False),
             "sdy.sharding": sdy.TensorShardingPerValueAttr.get([*map(self._attribute, shardings)]),
