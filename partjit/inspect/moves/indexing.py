@@ -283,10 +283,9 @@ def _by_rows(one: Indexing, in_turn: bool) -> Partitioning | None:
         return None
     rows = [here for here, _ in pairs]
     more = one.combined(one.pieces.tiles, own, in_names=one.result is None)
-    if in_turn and one.result is not None and one.named is not None:
-        steps = reshard(one.pieces.tiles, more or own, one.pieces.shape)
-        if any(step.kind in ("all-to-all", "collective-permute") for step in steps):
-            raise Unmodelled  # XLA may replicate them instead
+    is_update = in_turn and one.result is not None and not one.pieces.tiles.is_replicated
+    if is_update and one.named is not None and one.pieces.tiles != (more or own):
+        raise Unmodelled  # XLA may replicate updates over named axes at first
     of_pieces = Grouped.of(more or own, [there for _, there in pairs])
     of_indices = Grouped.of(one.indices.tiles, rows)
     count = len(of_indices.groups)

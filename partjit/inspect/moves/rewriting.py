@@ -278,7 +278,7 @@ class Writing:
             # At worst it is replicated, or sent as it is a few times.
             moved = self._moved(op, transfers, 3 * max(tensor.nbytes, wanted.nbytes), sizes)
             self._known.moved[key] = moved
-        if moved.transfers and self._is_of_unmodelled(value):
+        if moved.transfers and self._may_be_resharded(value):
             moved = self._moved(op, None, most_sent(moved.transfers), sizes)
         own = moved, op.attributes["sharding"], op.attributes.get(DISTINCT), FORGOTTEN in op.attributes
         with op.context, op.location, ir.InsertionPoint(op):
@@ -286,13 +286,15 @@ class Writing:
             op.results[0].replace_all_uses_with(result)
         op.erase()
 
-    def _is_of_unmodelled(self, value: ir.Value) -> bool:
-        """Whether a value, before it was resharded, is the result of an operation that may leave it in any sharding."""
+    def _may_be_resharded(self, value: ir.Value) -> bool:
+        """Whether a value, or what it is a reshard of, is computed by indices in a sharding that is not known."""
         while (reshard := definition(value, "sdy.reshard")) is not None:
             value = reshard.operands[0]
         maker = definition(value, "stablehlo.custom_call")
         number = None if maker is None else moved_by(maker)
-        return number is not None and self.moved[number].transfers is None
+        if number is None or self.moved[number].transfers is not None:
+            return False
+        return self.moved[number].name in ("stablehlo.gather", "stablehlo.scatter")
 
     def _reshard_as_prepared(self, op: ir.Operation, sizes: Mapping[str, int]) -> None:
         """Replaces a reshard of which it is known what is moved."""
