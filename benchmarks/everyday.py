@@ -4,14 +4,15 @@ The ways are a careful loop by hand (pieces of `jax.jit`, NumPy, threads), jax's
 `jax.experimental.colocated_python`, which runs eagerly and blocks its caller. Ours is written as the documentation
 writes it; where it knows several spellings, each has a row of its own, and the first one is called "partjit".
 
-All ways of a situation run in one process, on one device and then on eight. Before anything is timed each has to give
-the same numbers, and to have called the host functions as often. Then they take turns, each of which is one run with
-all that it has started; a ratio is the median of those within each turn, to the way of the others whose median is the
-smallest, and its interval is that which contains the true median with 95 %. `cpu ratio` compares the time that all
-threads of the process were running: other programs on the same processors disturb it less. A way that hangs or aborts
-ends its process: it is named, and the situation is measured again without it.
+All ways of a situation run in one process, on one device and then on eight, if there are so many. Before anything is
+timed each has to give the same numbers, and to have called the host functions as often. Then they take turns, each of
+which is one run with all that it has started; a ratio is the median of those within each turn, to the way of the
+others whose median is the smallest, and its interval is that which contains the true median with 95 %. `cpu ratio`
+compares the time that all threads of the process were running: other programs on the same processors disturb it less.
+A way that hangs or aborts ends its process: it is named, and the situation is measured again without it.
 
     python benchmarks/everyday.py --only clock --only log
+    JAX_PLATFORMS=cuda,cpu python benchmarks/everyday.py --quick
 
 A ratio above 1.00 means that somebody is slower with us than with what there is today. At the end these are counted.
 """
@@ -225,7 +226,7 @@ def measure(entry: Entry, count: int, effort: Effort, without: Mapping[str, str]
 def measured(name: str, entry: Entry, effort: Effort, script: str) -> Iterator[Row]:
     """The rows of a situation, from processes of a script that may hang or abort."""
     without: dict[str, str] = {}
-    remaining = [*entry.counts]
+    remaining = [count for count in entry.counts if count <= len(jax.devices())]
     while remaining:
         request = json.dumps([name, remaining, effort, without])
         command = [sys.executable, script, "--situation", request]
@@ -332,7 +333,7 @@ def rows_of_all(description: str | None, situations: Mapping[str, Entry], script
     )
     parser.add_argument("--situation", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    report.set_up_devices(8)
+    report.set_up_devices(8, at_least=1)
     if options.situation:
         name, counts, effort, without = json.loads(options.situation)
         for i, count in enumerate(counts):

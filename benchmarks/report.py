@@ -13,8 +13,13 @@ import jax
 Row = Mapping[str, Any]
 
 
-def set_up_devices(count: int) -> list[Any]:
-    """The first `count` devices: virtual ones of the CPU, unless JAX_PLATFORMS names another platform."""
+def set_up_devices(count: int, at_least: int | None = None) -> list[Any]:
+    """The first `count` devices: virtual ones of the CPU, unless JAX_PLATFORMS names another platform.
+
+    Args:
+        count: how many.
+        at_least: how many suffice, if not all.
+    """
     # XLA's CPU client reads NPROC when it is created and sizes its thread pool from it. A collective blocks one thread
     # per device until all have arrived, so eight virtual devices on few cores can wait for each other for ever.
     os.environ.setdefault("NPROC", "32")
@@ -24,8 +29,9 @@ def set_up_devices(count: int) -> list[Any]:
     # A compilation that is read from a disk would be measured as a compilation.
     jax.config.update("jax_enable_compilation_cache", False)
     devices = jax.devices()
-    if len(devices) < count:
-        raise SystemExit(f"this benchmark needs {count} devices, but JAX has {len(devices)} of {devices[0].platform}")
+    needed = count if at_least is None else at_least
+    if len(devices) < needed:
+        raise SystemExit(f"this benchmark needs {needed} devices, but JAX has {len(devices)} of {devices[0].platform}")
     return devices[:count]
 
 
