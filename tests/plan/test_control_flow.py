@@ -20,18 +20,14 @@ from partjit.plan.pipeline import structured
 from tests.colocated import rendezvous
 from tests.effort import EVERYTHING
 
+pytestmark = pytest.mark.usefixtures("meeting")
+
 lax = jax.lax
 
 
 @pytest.fixture
 def mesh():
     return partjit.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_heard():
-    colocated.wait()
-    rendezvous.clear()
 
 
 def note(name, *arrays):

@@ -22,6 +22,7 @@ from partjit._jax.arrays import (
     replica_of,
     shareable,
 )
+from partjit._jax.shardings import addressable_devices
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
 __all__ = ["is_replicated_number", "kept_number", "kept_replica", "of_replica"]
@@ -33,8 +34,12 @@ _SMALL = 2**14
 
 
 def is_replicated_number(array: ArrayImpl) -> bool:
-    """Whether an array is a number that each of several CPU devices of this process has."""
-    return not array.shape and array.dtype.kind in _NUMBERS and _replica_of_several(array) is not None
+    """Whether an array is a number that each of several CPU devices of this process has, or had if it was deleted."""
+    if array.shape or array.sharding.num_devices == 1:
+        return False
+    if array.dtype.kind not in _NUMBERS or not array.is_fully_addressable:
+        return False
+    return addressable_devices(array.sharding)[0].platform == "cpu"
 
 
 def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:

@@ -189,16 +189,17 @@ def test_calls_with_arguments_of_equal_types_share_a_program_which_ends_with_the
     assert len(copying._copiers) < programs
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("shape", [(8, 4), ()], ids=["arrays", "numbers"])
 @pytest.mark.parametrize("where", WHERE)
-def test_a_deleted_one_is_refused_as_without_the_program(mesh, where):
+def test_a_deleted_one_is_refused_as_without_the_program(mesh, where, shape, first):
     f = colocated_python(lambda xs: None, mode="stream", out_specs_fn=lambda xs: None)
-    for i in range(3):
-        xs = [new_array(mesh, where, (8, 4), np.float32, False) for _ in range(8)]
-        if i > 0:
-            donating(xs[5]) if i == 1 else xs[5].delete()
-            with pytest.raises(RuntimeError, match=r"called with a deleted array: float32\[8,4\]"):
-                f(xs)
-        else:
+    if not first:
+        f([new_array(mesh, where, shape, np.float32, False) for _ in range(8)])
+    for end in donating, lambda x: x.delete():
+        xs = [new_array(mesh, where, shape, np.float32, False) for _ in range(8)]
+        end(xs[5])
+        with pytest.raises(RuntimeError, match=rf"called with a deleted array: float32\[{'8,4' if shape else ''}\]"):
             f(xs)
 
 
