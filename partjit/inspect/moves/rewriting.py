@@ -86,22 +86,24 @@ class Writing:
             if (found := self._modelled(op, find, values)) is not None:
                 modelled.append((op, found))
         self._with_models = {op for op, _ in modelled}
+        constraints = list[ir.Operation]()
+        for op in walk.named("sdy.reshard", "sdy.sharding_constraint"):
+            if op.operands[0].type.shape:
+                constraints.append(op)
+            else:  # perhaps in the body of an operation that is erased
+                op.results[0].replace_all_uses_with(op.operands[0])
+                op.erase()
         for op, (operation, model, key) in reversed(modelled):
             if _is_used(op):
                 self._replace(op, operation, model, key)
             else:
                 self._erase(op)
-        for op in walk.named("sdy.reshard", "sdy.sharding_constraint"):
+        for op in constraints:
             self._copy(op)
 
     def _copy(self, op: ir.Operation) -> None:
         """Replaces a constraint by a reshard and a copy: XLA remembers nothing of what is copied."""
-        value = op.operands[0]
-        if not value.type.shape:  # a scalar, which may be in the body of a reduction
-            op.results[0].replace_all_uses_with(value)
-            op.erase()
-            return
-        wanted = self._of(op.results[0])
+        value, wanted = op.operands[0], self._of(op.results[0])
         with op.context, op.location, ir.InsertionPoint(op):
             if self._of(value) != wanted:
                 value = sdy.ReshardOp(value, self._attribute(wanted)).result
