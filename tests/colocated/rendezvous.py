@@ -7,8 +7,8 @@ Waiting for an event is bounded: what should happen and does not fails the test 
 import collections
 import threading
 
-SECONDS = 5.0
-_events = collections.defaultdict(threading.Event)
+SECONDS = 20.0
+_events = {}
 logs = collections.defaultdict(list)
 barriers = {}
 programs = {}
@@ -21,18 +21,23 @@ def clear():
     programs.clear()
 
 
+def _event(name):
+    # A defaultdict makes two where two threads are the first to ask for it: an event is made by Python.
+    return _events.setdefault(name, threading.Event())
+
+
 def say(name):
     """Makes an event happen."""
-    _events[name].set()
+    _event(name).set()
 
 
 def hear(name):
     """Waits for an event."""
-    assert _events[name].wait(SECONDS), f"{name} did not happen"
+    assert _event(name).wait(SECONDS), f"{name} did not happen"
 
 
 def has_happened(name):
-    return _events[name].is_set()
+    return _event(name).is_set()
 
 
 def meet(name, count):
