@@ -42,7 +42,7 @@ __all__ = ["PreparedFunction"]
 _PLAIN = frozenset({ArrayImpl})
 
 
-MOST_BYTES_COPIED = 2**26
+MOST_BYTES_COPIED_THERE = 2**26
 """Of an argument on accelerators that is copied there for a call on a thread, which moves the copy to its host."""
 
 
@@ -234,7 +234,7 @@ class PreparedFunction:
         if self._host_shardings is None or leaf.sharding == self._host_shardings[i]:
             return self._pins.pin(i, leaf)
         target = self._host_shardings[i]
-        if type(leaf) is not PendingArray and leaf.nbytes > MOST_BYTES_COPIED:
+        if type(leaf) is not PendingArray and leaf.nbytes > MOST_BYTES_COPIED_THERE:
             moved_now = device_put(leaf, target)  # which on a GPU waits until it is computed
             return lambda: moved_now
         take = copied(leaf)

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 import partjit
 from partjit import P, colocated, pjit, results_so_far
 from partjit.colocated import colocated_python, devices, prepared
+from partjit.colocated.runtime import pins
 from partjit.mesh import ambient_mesh
 from tests.colocated import rendezvous
 
@@ -150,3 +151,33 @@ def test_on_accelerators_the_thread_of_a_call_moves_its_arguments(accelerators, 
     hosts = {*jax.devices()[:4]} if sharded else {jax.devices()[1]}
     assert all(np.array_equal(data, expected) and devices == hosts for data, devices in seen)
     assert len(seen) == 3
+
+
+def test_on_accelerators_a_large_argument_is_moved_by_its_caller_and_not_copied_there(accelerators, monkeypatch):
+    monkeypatch.setattr(prepared, "MOST_BYTES_COPIED_THERE", 15)
+    monkeypatch.setattr(pins, "copy_of", lambda _: pytest.fail("it was copied"))
+    seen = rendezvous.logs["noted"]
+    x = jax.device_put(jnp.arange(4.0), accelerators[1])
+    colocated_python(note, out_specs_fn=lambda x: None, mode="stream")(x)
+    x.delete()
+    colocated.wait()
+    assert [array.tolist() for (array,) in seen] == [[0, 1, 2, 3]]
+
+
+# To lower a callback jax asks for a device of the platform, of which there is none here: so far it gets.
+LET_THROUGH = "the specified backend cpu is different from the lowering platform"
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [("cuda", LET_THROUGH), ("rocm", LET_THROUGH), ("tpu", "is compiled for tpu, where it cannot call Python")],
+)
+def test_under_jit_calls_without_results_are_lowered_for_gpus(platform, said):
+    log = colocated_python(note, out_specs_fn=lambda x: None)
+
+    @jax.jit
+    def program(x):
+        return jax.lax.scan(lambda c, _: (log(c), (c + 1, None))[1], x, None, 3)[0]
+
+    with pytest.raises(ValueError, match=said):
+        program.trace(jnp.float32(0)).lower(lowering_platforms=(platform,))

@@ -15,7 +15,7 @@ import tomllib
 import pytest
 
 import partjit
-from partjit._jax.versions import supported_release
+from partjit._jax.versions import SUPPORTED, supported_release
 from partjit.records import QUICK
 from tests.project import house_rules
 from tests.project.house_rules import Module
@@ -150,6 +150,11 @@ def test_a_jax_outside_the_range_is_refused_with_what_to_install(version):
 @pytest.mark.parametrize("version", VERSIONS[True])
 def test_a_jax_inside_the_range_is_accepted(version):
     supported_release(version)
+
+
+def test_pip_installs_what_is_accepted():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {f"jax{SUPPORTED}", f"jaxlib{SUPPORTED}"} <= {*project["dependencies"]}
 
 
 def test_importing_partjit_beside_another_jax_says_so_in_one_line():

@@ -35,11 +35,7 @@ _SMALL = 2**14
 
 def is_replicated_number(array: ArrayImpl) -> bool:
     """Whether an array is a number that each of several CPU devices of this process has, or had if it was deleted."""
-    if array.shape or array.sharding.num_devices == 1:
-        return False
-    if array.dtype.kind not in _NUMBERS or not array.is_fully_addressable:
-        return False
-    return addressable_devices(array.sharding)[0].platform == "cpu"
+    return not array.shape and array.dtype.kind in _NUMBERS and _is_replicated_on_cpus(array)
 
 
 def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
@@ -47,11 +43,9 @@ def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
 
     It neither waits until the array is computed nor depends on it any more.
     """
-    if array.shape or array.dtype.kind not in _NUMBERS:
+    if not is_replicated_number(array):
         return None
-    replica = _replica_of_several(array)
-    if replica is None:
-        return None
+    replica = replica_of(array)
     return of_replica(array, np.array(replica) if is_computed(replica) else copy_of(replica))
 
 
@@ -63,21 +57,20 @@ def of_replica(array: ArrayImpl, kept: np.ndarray | jax.Array) -> Callable[[], P
 
 def kept_replica(array: ArrayImpl) -> Callable[[], jax.Array] | None:
     """What makes arrays like a computed array is now, which share memory; None if it is not small and replicated."""
-    replica = _replica_of_several(array)
-    if replica is None or array.nbytes > _SMALL or not is_laid_out_as_numpy(array.dtype):
+    if not _is_replicated_on_cpus(array) or array.nbytes > _SMALL or not is_laid_out_as_numpy(array.dtype):
         return None
-    value = np.array(as_numpy(replica))
+    value = np.array(as_numpy(replica_of(array)))
     if not value.flags.c_contiguous:  # laid out in an order of its own, which an array that is put does not have
         return None
     return functools.partial(numpy_putter(array.aval, array.sharding, committed=True, is_explicit=True), value)
 
 
-def _replica_of_several(array: ArrayImpl) -> ArrayImpl | None:
-    """What a CPU has of a replicated array on several devices, all of this process."""
-    if array.sharding.num_devices == 1 or not array.is_fully_addressable or not array.is_fully_replicated:
-        return None
-    replica = replica_of(array)
-    return replica if replica.platform() == "cpu" else None
+def _is_replicated_on_cpus(array: ArrayImpl) -> bool:
+    """Whether each of several CPU devices, all of this process, has all of an array."""
+    sharding = array.sharding
+    if sharding.num_devices == 1 or not sharding.is_fully_addressable or not sharding.is_fully_replicated:
+        return False
+    return addressable_devices(sharding)[0].platform == "cpu"
 
 
 class _KeptNumber(OnDemand):
