@@ -201,7 +201,8 @@ def test_what_is_captured_is_copied_at_the_first_call_of_a_specialization(x):
 
 
 def test_modules_are_captured_by_reference(x):
-    assert isinstance(rendezvous._events["lock inside"], threading.Event)  # which nobody can copy
+    rendezvous.say("a lock is inside")
+    assert isinstance(rendezvous._events["a lock is inside"], threading.Event)  # which nobody can copy
     f = colocated_python(lambda x: rendezvous.say("called"))
     f(x)
     assert rendezvous.has_happened("called")
