@@ -3,6 +3,7 @@
 What has to be equal is compared by identity first: types and shardings of arrays, jax's context, the entered stream.
 """
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -29,7 +30,10 @@ __all__ = ["Recent"]
 
 _recents = CacheGroup("partjit recent calls")
 
-_MOST = 4  # training, evaluation, and a smaller batch at the end of each
+_FIRST = 4
+"""The kinds of calls that are compared one by one: training, evaluation, and a smaller batch at the end of each."""
+_MOST = 1024
+"""Those that are known: batches of many lengths, for instance. The others are found by a hash."""
 
 _KINDS: dict[type, Callable[[Any], object]] = {
     ArrayImpl: type_sharding_and_commitment,
@@ -58,6 +62,9 @@ _LEAST, _LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 class Recent:
     """The last calls of one function, of different kinds.
 
+    To compare the types of a model's many arrays by identity takes far less than to hash them, so the last few kinds
+    are compared first.
+
     Args:
         static, host: the numbers and names of its static and of its host arguments.
     """
@@ -66,7 +73,9 @@ class Recent:
         self._static = static
         self._host = host
         self._has_statics = any((*static, *host))
-        self._calls: tuple[_Call, ...] = ()
+        self._last: tuple[_Call, ...] = ()
+        self._known: dict[Hashable, _Call] = {}  # these, and earlier ones
+        self._remembering = threading.Lock()
         # A C++ function that recognizes calls, dispatches their first fragments, and returns what does the rest; and
         # whether one of those reads leaves that are no arguments themselves: then all are given the flat arguments.
         self._front: tuple[Callable[..., _Continue | None], bool] | None = None
@@ -86,7 +95,7 @@ class Recent:
             recognized: is called with the plan before it runs.
             retires: whether to do for it what `retiring` does; then None as well if something is passed twice.
         """
-        if not self._calls or not is_eager():
+        if not self._last or not is_eager():
             return None
         if (
             self._front is not None
@@ -108,25 +117,42 @@ class Recent:
         leaves, own_tree, found = flat
         if retires and len({*map(id, leaves)}) < len(leaves):
             return None
-        for context, tree, kinds, static_values, plan, placing, run, out_tree in self._calls:
-            if found == kinds and own_tree == tree and statics == static_values and _context() == context:
-                if recognized is not None:
-                    recognized(plan)
-                kinds[:] = found  # the next call, with results of this one, is compared with these by identity
-                try:
-                    placed = placing.apply(leaves)
-                except OverflowError:  # whoever does not know the call says which integer has too many bits
-                    return None
-                try:
-                    return run(placed, out_tree), None, False
-                finally:  # a call that fails has consumed them as well
-                    if retires:
-                        delete_consumed(leaves)
-        return None
+        call = self._recognized(own_tree, found, statics)
+        if call is None:
+            return None
+        _, _, kinds, _, plan, placing, run, out_tree = call
+        if recognized is not None:
+            recognized(plan)
+        kinds[:] = found  # the next call, with results of this one, is compared with these by identity
+        try:
+            placed = placing.apply(leaves)
+        except OverflowError:  # whoever does not know the call says which integer has too many bits
+            return None
+        try:
+            return run(placed, out_tree), None, False
+        finally:  # a call that fails has consumed them as well
+            if retires:
+                delete_consumed(leaves)
+
+    def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: _Typed) -> _Call | None:
+        """The last call like one with such arguments, if it is known."""
+        context = _context()
+        for call in self._last:
+            if kinds == call[2] and tree == call[1] and statics == call[3] and context == call[0]:
+                return call
+        if len(self._known) <= _FIRST:
+            return None
+        try:
+            found = self._known.get((context, tree, tuple(kinds), statics))
+        except TypeError:  # whoever does not know the call says which static argument has no hash
+            return None
+        if found is not None:
+            self._last = (found, *self._last[: _FIRST - 1])
+        return found
 
     def knows(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> bool:
         """Whether a call with these arguments is like one of the last ones."""
-        if not self._calls or not is_eager():
+        if not self._last or not is_eager():
             return False
         statics: _Typed = ()
         if self._has_statics:
@@ -134,8 +160,7 @@ class Recent:
         flat = _flat(args, kwargs)
         if flat is None:
             return False
-        known = flat[1], flat[2], statics, _context()
-        return any((tree, kinds, own, context) == known for context, tree, kinds, own, *_ in self._calls)
+        return self._recognized(flat[1], flat[2], statics) is not None
 
     def remember(
         self,
@@ -161,7 +186,13 @@ class Recent:
         if all(type(leaf) in _KINDS for leaf in leaves):
             kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
             statics = self._separated(args, kwargs)[2]
-            self._calls = ((_context(), tree, kinds, statics, plan, placing, run, out_tree), *self._calls)[:_MOST]
+            context = _context()
+            call = context, tree, kinds, statics, plan, placing, run, out_tree
+            with self._remembering:
+                self._last = (call, *self._last)[:_FIRST]
+                self._known[context, tree, tuple(kinds), statics] = call
+                if len(self._known) > _MOST:
+                    del self._known[next(iter(self._known))]
             if run.rest is not None and not self._has_statics:
                 is_flat = not _is_of_arguments(tree, run.rest.inputs) or (self._front is not None and self._front[1])
                 learn = partial(self._learn_by_front, is_flat)
@@ -201,18 +232,20 @@ class Recent:
         if flat is None:
             return None, None, False
         _, own_tree, found = flat
-        for context, tree, kinds, _, _, placing, run, out_tree in self._calls:
-            if found == kinds and own_tree == tree and _context() == context:
-                destinations = placing.for_calls()
-                if run.rest is not None and destinations is not None:
-                    numbers = range(own_tree.num_leaves) if is_flat else _numbers(own_tree)
-                    return None, run.rest.fast_path(out_tree, destinations, numbers), False
-                break
-        return None, None, False
+        call = self._recognized(own_tree, found, ())
+        if call is None:
+            return None, None, False
+        *_, placing, run, out_tree = call
+        destinations = placing.for_calls()
+        if run.rest is None or destinations is None:
+            return None, None, False
+        numbers = range(own_tree.num_leaves) if is_flat else _numbers(own_tree)
+        return None, run.rest.fast_path(out_tree, destinations, numbers), False
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
-        self._calls = ()
+        with self._remembering:
+            self._last, self._known = (), {}
         self._front = None
 
     def _separated(
