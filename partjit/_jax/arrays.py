@@ -44,6 +44,7 @@ __all__ = [
     "is_on_one_host_device",
     "item_of",
     "keys_of_data",
+    "kind_of_keys",
     "memory_of",
     "moved",
     "numpy_putter",
@@ -61,6 +62,11 @@ __all__ = [
 # Where every microsecond counts: the public properties of these are Python functions. Only plain arrays have them all.
 type_and_sharding = operator.attrgetter("aval", "_sharding")
 type_sharding_and_commitment = operator.attrgetter("aval", "_sharding", "_committed")
+
+
+def kind_of_keys(keys: PRNGKeyArray) -> object:
+    """The same of typed keys: of their data, and what they are keys for."""
+    return keys._impl, *type_sharding_and_commitment(keys._base_array)
 
 
 # jax 0.10 lists the single-device arrays of an array when they are first asked for, with Python in between: whoever

@@ -98,3 +98,44 @@ def test_a_static_argument_without_a_hash_is_named_all_the_same():
     with pytest.raises(ValueError, match="hash"):
         step(calls[0][0], [1])
     colocated.wait()
+
+
+def drawn_with(returns):
+    """A function of an array and typed keys without a call, and what it is with a log of the array."""
+    log = colocated_python(noted)
+
+    def draw(x, keys):
+        drawn = jax.vmap(lambda key: jax.random.uniform(key, ()))(keys)
+        return x + drawn.sum(), jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys) if returns == "keys" else drawn
+
+    def step(x, keys):
+        log(x.sum())
+        return draw(x, keys)
+
+    return draw, step
+
+
+def data(leaf):
+    return np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+@pytest.mark.parametrize("returns", ["numbers", "keys"])
+@pytest.mark.parametrize("donates", [False, True])
+def test_calls_with_typed_keys_are_recognized(returns, donates, inferred):
+    draw, step = drawn_with(returns)
+    expected_of, program = jax.jit(draw), pjit(step, donate_argnums=(1,) if donates else ())
+    kinds = [(impl, count) for impl in ("threefry2x32", "rbg") for count in (2, 3, 4)]
+    for turn in range(3):
+        if turn == 1:
+            inferred.clear()
+        for impl, count in kinds:
+            x, keys = jnp.full(2, count, jnp.float32), jax.random.split(jax.random.key(count, impl=impl), count)
+            expected = expected_of(x, keys)
+            got = program(x, keys)
+            assert keys.is_deleted() == (donates and returns == "keys")
+            for one, other in zip(got, expected, strict=True):
+                assert one.dtype == other.dtype
+                np.testing.assert_allclose(data(one), data(other), rtol=1e-6)
+    colocated.wait()
+    assert rendezvous.logs["sums"] == [2.0 * count for _, count in kinds] * 3
+    assert not inferred

@@ -80,13 +80,14 @@ class AfterFirst:
             numbers: of each of the flat arguments, which of the arguments of that function it is.
 
         Returns:
-            None if C++ cannot dispatch the fragment, which first has to be dispatched without.
+            None if C++ cannot dispatch the fragment, which first has to be dispatched without, or would return the data
+            of typed keys in place of keys.
         """
         plan, execute = self._plan, self._execute
         inputs = [(numbers[i], destinations.get(i)) for i in self.inputs]
         first = plan.nodes[0]
         own = self._fast_paths.get(first.name)
-        if own is None:
+        if own is None or any(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in first.outputs):
             return None
 
         def go_on(results: Sequence[jax.Array], args: Sequence[Any]) -> PyTree:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, treedef_is_leaf
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, kind_of_keys, type_sharding_and_commitment
 from partjit._jax.caches import CacheGroup
 from partjit._jax.dispatch import FastPath, make_cpp_function, results_are_checked
 from partjit._jax.tracing import is_eager, trace_context
@@ -37,6 +37,7 @@ _MOST = 1024
 
 _KINDS: dict[type, Callable[[Any], object]] = {
     ArrayImpl: type_sharding_and_commitment,
+    PRNGKeyArray: kind_of_keys,
     PendingArray: lambda x: (x.aval, x.sharding, x.committed),
     np.ndarray: lambda x: (np.ndarray, x.shape, x.dtype),
     **dict.fromkeys((bool, int, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
