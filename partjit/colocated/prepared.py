@@ -96,7 +96,7 @@ class PreparedFunction:
         self._on_thread: OnThread
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
-        self._takes_numpy = definition.options.takes_numpy
+        self._takes_numpy = definition.options.takes_numpy and shards is None  # which are made of an array
         self._is_of_shards = shards is not None or definition.options.layout == "per_shard"
         self._agreement = agreement_of(devices, self._name, lambda: self._name)
         # Whether all processes know what it returns: where the call that shows it fails in one, none of them does.
@@ -131,7 +131,7 @@ class PreparedFunction:
             self._target = on_host_mesh(with_objects(self._function.load(), self.in_specs.tree))
             if options.uses_jax is False:
                 self._target = without_jax(self._target, self._name)
-            if self._takes_numpy:
+            if options.takes_numpy:
                 paths = argument_paths(self._function.signature, *self.in_specs.tree.unflatten(self.in_specs.leaves))
                 if self._shards is None:
                     check_processes_of_numpy(self._name, paths, self._shardings)

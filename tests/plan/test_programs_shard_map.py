@@ -224,6 +224,31 @@ def test_each_shard_comes_as_an_array_on_its_device(mesh, over, meeting, check_v
     assert seen() == [(place, (2, 1), k, "ArrayImpl") for k, place in enumerate(PLACES)]
 
 
+@pytest.mark.parametrize("options", [{"arrays": "numpy"}, {"uses_jax": False}, {"isolate": "process"}], ids=str)
+@pytest.mark.parametrize("mode", ["auto", "inline", "stream"])
+def test_functions_of_numpy_get_shards_of_what_nothing_has_put_on_devices(mesh, over, options, mode):
+    double = colocated_python(lambda a, k: a * k, mode=mode, **options, **like)
+    with mesh:
+        y = pjit(over(double, in_specs=(XY, P())))(X, np.float32(2))
+    np.testing.assert_array_equal(y, 2 * X)
+
+
+@pytest.mark.parametrize("options", [{"arrays": "numpy"}, {"uses_jax": False}], ids=str)
+@pytest.mark.parametrize("mode", ["auto", "stream"])
+def test_functions_of_numpy_get_shards_of_what_an_executable_hands_over(mesh, over, meeting, options, mode):
+    note = noting(lambda place, a, k: None, mode=mode, **options, **nothing)
+
+    def body(a):
+        return jax.lax.scan(lambda c, k: (note(c, k), (c + 1, None))[1], a, jnp.arange(2.0))[0]
+
+    with mesh:
+        y = pjit(over(body))(X)
+    np.testing.assert_array_equal(y, X + 2)
+    assert seen() == [
+        (place, (b + k).tolist(), k) for k in (0.0, 1.0) for place, b in zip(PLACES, blocks(X), strict=True)
+    ]
+
+
 @both
 def test_a_replicated_value_is_called_with_on_each_device(mesh, over, meeting, check_vma):
     call = noting(lambda place, s: s + place[0], **like)
