@@ -142,7 +142,7 @@ class _Walk:
         return [prepared.get(atom, one) for atom, one in zip(eqn.invars, roots_of(eqn.invars, roots), strict=True)]
 
     def _set_depth(self, eqn: Equation) -> None:
-        is_own = eqn.kind not in (None, "shard_map") or eqn.has_effects
+        is_own = eqn.kind is not None or eqn.has_effects
         self._depths.update(dict.fromkeys(eqn.outvars, len(self.times.loops) if is_own else self._depth_of(eqn.invars)))
 
     def _run(self, eqn: Equation, roots: dict[Variable, Roots], read: Roots) -> None:
@@ -153,13 +153,8 @@ class _Walk:
             self._scan(eqn, roots)
         elif kind == "while":
             self._while(eqn, roots)
-        elif kind == "cond":
-            self._branches(eqn, roots)
         else:
-            (inner,) = eqn.bodies
-            self._depths.update((var, self._depth_of([of])) for var, of in zip(inner.invars, eqn.invars, strict=False))
-            found = self.body(inner, bound(inner.invars, roots_of(eqn.invars, roots)))
-            roots.update(zip(eqn.outvars, roots_of(inner.outvars, found), strict=True))
+            self._branches(eqn, roots)
 
     def _depth_of(self, atoms: Iterable[Variable | str]) -> int:
         return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Variable)), default=0)

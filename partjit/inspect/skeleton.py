@@ -12,8 +12,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from partjit._jax.jaxprs import Atom, control_flow_kind, type_of
-from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
+from partjit.inspect.flattening import flattened
 from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.loop_counts import loop_counts
 from partjit.inspect.marks import mark_effect, mark_p
@@ -64,7 +64,7 @@ class Equation:
 
     Attributes:
         name: of its primitive.
-        kind: "scan", "while", "cond" or "shard_map"; None if it has no bodies.
+        kind: "scan", "while" or "cond"; None if it has no bodies. Those of the body of a `shard_map` are instead of it.
         invars: its operands; the texts of literals.
         outvars: its results.
         has_effects: whether it does more than to compute these.
@@ -249,8 +249,10 @@ class _Conversion:
         return [dataclasses.replace(whole, outvars=(within,), computed=None), added]
 
     def _equation(self, eqn: JaxprEqn, is_in_loop: bool) -> Equation:
-        kind = "shard_map" if eqn.primitive is shard_map_p else control_flow_kind(eqn)
+        kind = control_flow_kind(eqn)
         annotated: AnnotatedEquation | None = self._inlined.equation_of(eqn)
+        if annotated is not None and annotated.primitive == "shard_map":  # a copy of what it returns
+            annotated = None
         is_loop = kind in ("scan", "while")
         if eqn.primitive.name in RANDOM:
             self.random += map(self._variable, eqn.outvars)
@@ -304,7 +306,7 @@ class _Conversion:
         return number
 
 
-_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
+_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 def _bodies(eqn: JaxprEqn, kind: str | None) -> Iterator[Jaxpr]:
@@ -324,7 +326,7 @@ def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
 
     This is the order in which XLA's passes see them: that of a depth-first search from the results.
     """
-    eqns = simplified(eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p)
+    eqns = simplified(flattened(jaxpr.eqns))
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
     with_effects = filter(_has_effects, eqns)
     kept: dict[int, JaxprEqn] = {}

@@ -105,8 +105,6 @@ class _Counting:
                 found = [self.body(body, operands[start:end]) for body, start, end in each]
             case "cond":
                 found = [max((self.body(branch, operands[1:]) for branch in eqn.bodies), key=_whole)]
-            case "shard_map":
-                found = [self.body(eqn.bodies[0], ())]
             case _:
                 return _of_operation(eqn, operands)
         times: _Times = collections.defaultdict(float)
