@@ -288,3 +288,22 @@ def test_context_variables_stay_what_they_are_within_a_process(monkeypatch):
 def test_what_is_no_bytes_is_not_read(arguments, message):
     with pytest.raises(TypeError, match=message):
         deserialize(**arguments)
+
+
+def test_a_colocated_function_of_a_module_changes_copies_and_its_helpers_the_module(tmp_path, monkeypatch):
+    (tmp_path / "module_of_helpers.py").write_text(
+        "import numpy as np\n"
+        "from partjit import colocated\n"
+        "copied, shared = [], []\n"
+        "def helper(x):\n"
+        "    shared.append(float(x))\n"
+        "@colocated.colocated_python(out_specs_fn=lambda x: None, mode='inline')\n"
+        "def note(x):\n"
+        "    copied.append(float(x))\n"
+        "    helper(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__("module_of_helpers")
+    module.note(np.float32(3))
+    assert (module.copied, module.shared) == ([], [3.0])
+    del sys.modules["module_of_helpers"]
