@@ -242,9 +242,9 @@ def make_plan(
     check_stage(bound.block, "bound", [*bound.constants])
     bound = emit(bound, mesh)
     check_stage(bound.block, "bound", [*bound.constants])
-    bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
-    bound = transfers(bound, names, default)
-    block = bound.block
+    # Over several processes a move is a program of all of them.
+    bound = transfers(bound, names, default, is_left_to_calls=not is_over_processes(mesh))
+    block = pin(bound.block, bound.constants)
     released = may_release(block.inputs, donated, [value.aval for value in block.outputs]) - shared_by_branches(block)
     donating, _ = donations(block, released, released)
     released -= kept_by_branches(donating)

@@ -13,6 +13,7 @@ from partjit import P, colocated, pjit, results_so_far
 from partjit.colocated import colocated_python, devices, prepared
 from partjit.colocated.runtime import pins
 from partjit.mesh import ambient_mesh
+from partjit.plan.run import moving
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -162,6 +163,182 @@ def test_on_accelerators_a_large_argument_is_moved_by_its_caller_and_not_copied_
     x.delete()
     colocated.wait()
     assert [array.tolist() for (array,) in seen] == [[0, 1, 2, 3]]
+
+
+ONE = jax.ShapeDtypeStruct((), np.float32)
+draw = colocated_python(lambda: np.float32(1), out_specs=ONE, stream="draw")  # awaited, so the host drives what has it
+
+
+def step_of(log, x):
+    y = x * 2
+    log(y)
+    return x + 1
+
+
+def with_the_result(log, x):
+    y = x * 2
+    log(y)
+    return y
+
+
+def with_an_argument(log, x):
+    log(x)
+    return x + 1
+
+
+def in_turns(log, x):
+    return jax.lax.fori_loop(0, 1, lambda _, c: (log(c * 2), c + draw())[1], x)
+
+
+def with_what_is_carried(log, x):
+    return jax.lax.fori_loop(0, 1, lambda _, c: (log(c), c * draw())[1], x * 2)
+
+
+def in_a_branch(log, x):
+    return jax.lax.cond(x[0] < 5, lambda x: (log(x * 2), x + draw())[1], lambda x: x, x)
+
+
+LEFT_TO_CALLS = {
+    "what is computed": (step_of, [0, 2, 4, 6], 0),
+    "a result": (with_the_result, [0, 2, 4, 6], 0),
+    "an argument": (with_an_argument, [0, 1, 2, 3], 1),
+    "in a loop": (in_turns, [0, 2, 4, 6], 0),
+    "what is carried": (with_what_is_carried, [0, 2, 4, 6], 1),
+    "in a branch": (in_a_branch, [0, 2, 4, 6], 0),
+}
+
+
+@pytest.fixture
+def slow_moves(monkeypatch):
+    """Moves to hosts wait until "computed" is said, as those from a GPU do; these are the threads that make them."""
+    threads = []
+
+    def device_put(values, shardings):
+        leaves = jax.tree.leaves(shardings)
+        if {d.id for s in leaves for d in s.device_set} <= {0, 1, 2, 3}:
+            rendezvous.hear("computed")
+            threads.append(threading.get_ident())
+        return jax.device_put(values, shardings)
+
+    monkeypatch.setattr(moving, "device_put", device_put)
+    return threads
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("case", LEFT_TO_CALLS)
+def test_on_accelerators_a_program_goes_on_while_its_calls_wait_for_their_arguments(
+    accelerators, monkeypatch, slow_moves, case, sharded
+):
+    program, expected, count = LEFT_TO_CALLS[case]
+    copies = []
+    copy_of = pins.copy_of
+    monkeypatch.setattr(pins, "copy_of", lambda array: (copies.append(array), copy_of(array))[1])
+    log = colocated_python(note, out_specs_fn=lambda x: None, mode="stream")
+    where = NamedSharding(partjit.Mesh(accelerators, "x"), P("x")) if sharded else accelerators[1]
+    step = pjit(lambda x: program(log, x))
+    seen = rendezvous.logs["noted"]
+    x = jax.device_put(jnp.arange(4.0), where)
+    plan = step.plan(x)
+    assert any(move.is_left_to_calls for move in plan.transfers)
+    result = step(x)
+    x.delete()
+    jax.jit(lambda x: x, donate_argnums=0)(result)  # the next step takes it over
+    assert not seen
+    assert len(copies) == count
+    rendezvous.say("computed")
+    colocated.wait()
+    assert [array.tolist() for (array,) in seen] == [expected]
+    assert len(slow_moves) == 1
+    assert threading.get_ident() not in slow_moves
+
+
+def test_on_accelerators_calls_share_a_move_and_their_thread_does_not_make_what_the_caller_needs(
+    accelerators, slow_moves
+):
+    logs = [colocated_python(note, out_specs_fn=lambda *_: None, stream=name) for name in "ab"]
+    double = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x, mode="inline")
+
+    @pjit
+    def program(x):
+        y = x * 2
+        for log in logs:
+            log(y)
+        logs[0](x)
+        return double(x) + 1
+
+    rendezvous.say("computed")
+    x = jax.device_put(jnp.arange(4.0), accelerators[1])
+    moves = [move for move in program.plan(x).transfers if "hosts" in move.name]
+    assert sorted((len(move.inputs), move.is_left_to_calls) for move in moves) == [(1, False), (1, True)]
+    np.testing.assert_array_equal(program(x), [1, 3, 5, 7])
+    colocated.wait()
+    seen = rendezvous.logs["noted"]
+    assert sorted(array.tolist() for (array,) in seen) == [[0, 1, 2, 3], [0, 2, 4, 6], [0, 2, 4, 6]]
+    assert len(slow_moves) == 2
+    assert slow_moves.count(threading.get_ident()) == 1
+
+
+def test_on_accelerators_a_large_argument_is_moved_by_the_program(accelerators, monkeypatch, slow_moves):
+    monkeypatch.setattr(moving, "MOST_BYTES_COPIED_THERE", 15)
+    monkeypatch.setattr(pins, "copy_of", lambda _: pytest.fail("it was copied"))
+    log = colocated_python(note, out_specs_fn=lambda x: None, mode="stream")
+    rendezvous.say("computed")
+    x = jax.device_put(jnp.arange(4.0), accelerators[1])
+    pjit(lambda x: with_an_argument(log, x), donate_argnums=0)(x)
+    colocated.wait()
+    assert [array.tolist() for (array,) in rendezvous.logs["noted"]] == [[0, 1, 2, 3]]
+    assert slow_moves == [threading.get_ident()]
+
+
+def test_on_accelerators_moves_left_to_calls_are_recorded_where_they_are_made(accelerators, slow_moves):
+    log = colocated_python(note, out_specs_fn=lambda *_: None, mode="stream")
+    step = pjit(lambda x: (log(x, x * 2), x + 1)[1])
+    x = jax.device_put(jnp.arange(4.0), accelerators[1])
+    moves = []
+    with partjit.events.subscribe(lambda e: moves.append(e) if "Transfer" in type(e).__name__ else None):
+        step(x)
+        assert not any(isinstance(event, partjit.events.TransferFinished) for event in moves)
+        rendezvous.say("computed")
+        colocated.wait()
+    assert [type(event).__name__ for event in moves] == ["TransferStarted", "TransferFinished"] * 2
+    assert [event.nbytes for event in moves[::2]] == [16, 16]
+    assert threading.get_ident() not in {event.thread for event in moves}
+    assert {(event.program, event.node) for event in moves} == {("<lambda>", "to_hosts")}
+
+
+@pytest.mark.parametrize("mode", ["stream", "nested"])
+def test_on_accelerators_a_call_with_the_result_of_one_that_failed_is_not_made(accelerators, mode):
+    def fail(x):
+        raise ValueError("enough")
+
+    fail = colocated_python(fail, out_specs_fn=lambda x: x, stream="other")
+    log = colocated_python(note, out_specs_fn=lambda x: None, mode="stream")
+    step = pjit(lambda x: log(x))
+    rendezvous.programs.update(step=step, fail=fail)
+
+    def outer(x):
+        rendezvous.programs["step"](rendezvous.programs["fail"](jax.device_put(x, jax.devices()[5])))
+
+    x = jax.device_put(jnp.arange(4.0), accelerators[1])
+    if mode == "stream":
+        step(fail(x))
+    else:  # which has to wait: it is a part of the call that makes it
+        colocated_python(outer, out_specs_fn=lambda x: None, mode="stream")(x)
+    with pytest.raises(ValueError, match="enough") as caught:
+        colocated.wait()
+    assert "fail" in "".join(caught.value.__notes__)
+    assert not rendezvous.logs["noted"]
+    colocated.wait()
+
+
+def test_on_accelerators_a_deleted_argument_is_refused_in_the_caller(accelerators):
+    log = colocated_python(note, out_specs_fn=lambda x: None, mode="stream")
+    step = pjit(lambda x: log(x))
+    for _ in range(2):
+        x = jax.device_put(jnp.arange(4.0), accelerators[1])
+        x.delete()
+        with pytest.raises(RuntimeError, match="deleted"):
+            step(x)
 
 
 # To lower a callback jax asks for a device of the platform, of which there is none here: so far it gets.

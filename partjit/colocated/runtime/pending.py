@@ -135,7 +135,11 @@ class PendingArray(jax.Array):
         self._join()
         if self._failure is not None:
             self._failure.raise_()
-        return self._present()
+        try:
+            return self._present()
+        except PoisonedError as error:  # it is made of the result of a call that failed
+            failure = error.failure
+        return failure.raise_()
 
     def value_for_call(self) -> jax.Array:
         """As `value`, for a call that has this array as an argument: its failure is passed on, not raised.

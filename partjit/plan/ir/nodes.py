@@ -137,13 +137,12 @@ class Fragment(Generic[R, D]):
 
     Attributes:
         jaxpr: the closed jaxpr of `inputs` to `outputs`.
-        inputs, outputs: its arguments and results.
+        inputs, outputs, name: its arguments and results, and its name in the plan's source.
         cost: an estimate of its FLOPs, over all devices.
         donated: for each input whether the executable may reuse its memory.
         nodes: what it is made of, if there are calls among them: it makes these as it runs. Its jaxpr then takes the
             number of the execution before the inputs, and gives the number of calls made before the outputs.
         by_one_device: whether the first device of the mesh runs it alone, of what are numbers, for the host.
-        name: its name in the plan's source.
     """
 
     jaxpr: ClosedJaxpr
@@ -182,7 +181,7 @@ class ColocatedCall(Generic[R, D]):
 
     Attributes:
         eqn: the equation of `colocated_call_p` that it was traced as.
-        inputs, outputs: its arguments and results.
+        inputs, outputs, name: its arguments and results, and its name in the plan's source.
         callee: the function and what is known of it.
         stream: the stream that the program put it on; None where that of the caller is meant.
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
@@ -193,7 +192,6 @@ class ColocatedCall(Generic[R, D]):
         pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
         distinct: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
         site: file, line and function of the call in the user's code.
-        name: its name in the plan's source.
     """
 
     eqn: JaxprEqn
@@ -226,13 +224,16 @@ class Transfer:
     """A move of arrays between accelerators and the CPU devices of their hosts.
 
     Attributes:
-        inputs, outputs: the arrays before and after.
-        name: its name in the plan's source.
+        inputs, outputs, name: the arrays before and after, and its name in the plan's source.
+        is_left_to_calls: whether the threads of the calls that read them move them, each when one of these needs it.
+        pinned: for each input whether it is kept intact against its owner until then.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     name: str
+    is_left_to_calls: bool = False
+    pinned: tuple[bool, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

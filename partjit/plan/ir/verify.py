@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from jax.sharding import Sharding
 
@@ -42,7 +43,7 @@ def verify(plan: PlanData, program: VarBlock) -> None:
         *_names(plan),
         *_types(plan),
         *_specs_of_calls(plan),
-        *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}, _moved_constants(plan)),
+        *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}, _of_nobody_else(plan)),
         *_effects(plan, program),
         *_order(plan, program),
     ]
@@ -132,17 +133,15 @@ def _same_types(node: Loop[Value, Value] | Branch[Value, Value]) -> list[str]:
     return faults
 
 
-def _moved_constants(plan: PlanData) -> set[Value]:
-    """What the program has of its constants on hosts; like the constants it is given to nobody."""
+def _of_nobody_else(plan: PlanData) -> set[Value]:
+    """The constants of the program and what it has moved, which it gives to nobody."""
     constants = {value for value, _ in plan.constants}
     moves = [node for node in walk(plan.nodes) if isinstance(node, Transfer)]
-    return {
-        moved for node in moves for value, moved in zip(node.inputs, node.outputs, strict=True) if value in constants
-    }
+    return constants.union(*(move.outputs for move in moves))
 
 
 def _memory(
-    nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outside: set[Value], constants: set[Value]
+    nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outside: set[Value], own: set[Value]
 ) -> list[str]:
     """What is donated is not used any more, nobody else has it, and it is not a result.
 
@@ -151,19 +150,19 @@ def _memory(
         kept: what it gives.
         of_caller: the values from outside that are not its own to give away.
         outside: all values from outside.
-        constants: those of them that are constants of the program.
+        own: what nobody else has, from outside as well.
     """
     faults = []
     donated: dict[Value, str] = {}
     on_threads: dict[Value, str] = {}
     for node in nodes:
         faults += [f"{node.name} uses {v.name}, donated to {donated[v]}" for v in node.inputs if v in donated]
-        if isinstance(node, ColocatedCall) and not node.is_inline:
+        if _may_still_read(node):
             on_threads.update((v, node.name) for v, pinned in zip(node.inputs, node.pinned, strict=False) if not pinned)
             faults += [
                 f"{node.name} does not pin {value.name}, which the caller has as well"
                 for value, pinned in zip(node.inputs, node.pinned, strict=False)
-                if not pinned and (value in outside or value in kept) and value not in constants
+                if not pinned and (value in outside or value in kept) and value not in own
             ]
         given = _given_to(node)
         faults += [f"{node.name} is given {v.name} twice" for v, n in collections.Counter(given).items() if n > 1]
@@ -175,14 +174,21 @@ def _memory(
                 faults.append(f"{node.name} is given {value.name}, which {on_threads[value]} may still read")
         if isinstance(node, Loop):
             faults += [f"{node.name} is given {v.name} and captures it" for v in given if v in node.captured]
-            own = {v for v, flag in zip(node.outputs, node.giving, strict=False) if flag}
+            giving = {v for v, flag in zip(node.outputs, node.giving, strict=False) if flag}
             around = {*node.inputs, *node.outputs}
-            faults += _memory(node.block.nodes, {*node.block.outputs}, around - own, around, constants)
+            faults += _memory(node.block.nodes, {*node.block.outputs}, around - giving, around, own)
         elif isinstance(node, Branch):
             for block in node.blocks:
                 around = {*node.inputs}
-                faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around, constants)
+                faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around, own)
     return faults
+
+
+def _may_still_read(node: Node) -> TypeGuard[ColocatedCall[Value, Value] | Transfer]:
+    """Whether another thread may read what a node is given while the calling thread goes on."""
+    return (
+        node.is_left_to_calls if isinstance(node, Transfer) else isinstance(node, ColocatedCall) and not node.is_inline
+    )
 
 
 def _given_to(node: Node) -> list[Value]:

@@ -1,24 +1,34 @@
-"""Which arguments of calls are pinned: those that the caller of the program has as well, and may donate meanwhile."""
+"""Which arguments of calls are pinned: those that the caller of the program has as well, and may donate meanwhile.
+
+So are those of moves that are left to calls. What has been moved to the hosts is the program's own, which gives none of
+it away.
+"""
 
 import dataclasses
 from collections.abc import Collection, Iterator
 
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, Node, Value, ValueBlock, with_blocks
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, Node, Transfer, Value, ValueBlock, walk, with_blocks
 
 __all__ = ["pin"]
 
 
 def pin(block: ValueBlock, constants: Collection[Value]) -> ValueBlock:
     """Pins the arguments and results of a block where calls read them; those of a nested one are what is around it."""
+    moves = [node for node in walk(block.nodes) if isinstance(node, Transfer)]
+    return _pinned(block, {*constants, *(value for move in moves for value in move.outputs)})
+
+
+def _pinned(block: ValueBlock, own: Collection[Value]) -> ValueBlock:
+    """The block; `own` are the values from outside that nobody gives away."""
     made = {value for node in block.nodes for value in node.outputs}
     read = {value for node in block.nodes for value in node.inputs}
-    of_caller = {*block.inputs, *block.outputs, *(read - made)}.difference(constants)
+    of_caller = {*block.inputs, *block.outputs, *(read - made)}.difference(own)
     nodes: list[Node] = []
     for node in block.nodes:
-        if isinstance(node, ColocatedCall):
+        if isinstance(node, ColocatedCall) or (isinstance(node, Transfer) and node.is_left_to_calls):
             node = dataclasses.replace(node, pinned=tuple(value in of_caller for value in node.inputs))
         elif isinstance(node, Loop | Branch):
-            node = with_blocks(node, [pin(inner, constants) for inner in node.blocks])
+            node = with_blocks(node, [_pinned(inner, own) for inner in node.blocks])
             # What it gives may be the caller's under another name.
             of_caller.update(output for output, values in _aliases(node) if not values.isdisjoint(of_caller))
         nodes.append(node)

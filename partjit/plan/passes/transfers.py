@@ -1,38 +1,72 @@
-"""Moves between accelerators and the CPU devices of their hosts, each as early as its values are there."""
+"""Moves between accelerators and the CPU devices of their hosts, each as early as its values are there.
+
+To move an array from a GPU to its host waits until it is computed. So what calls on threads alone read is moved by
+these threads, while the calling thread goes on.
+"""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jax.sharding import Sharding
 
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, ValueBlock, with_blocks
+from partjit.plan.ir.nodes import (
+    Branch,
+    ColocatedCall,
+    Fragment,
+    Loop,
+    Node,
+    Transfer,
+    Value,
+    ValueBlock,
+    walk,
+    with_blocks,
+)
 from partjit.plan.passes.bind import Bound, captured_by
 
 __all__ = ["transfers"]
 
 
-def transfers(bound: Bound, names: Names, default: Sharding | None) -> Bound:
+def transfers(bound: Bound, names: Names, default: Sharding | None, *, is_left_to_calls: bool) -> Bound:
     """Adds the moves of a program.
 
     Args:
         bound: the program.
         names: of nodes and values.
         default: the sharding of values of which nothing else says it, or None.
+        is_left_to_calls: whether calls on threads may move what they alone read.
     """
-    return dataclasses.replace(bound, block=_Moves(bound, names, default, None).of_block(bound.block))
+    if is_left_to_calls:
+        calls = (node for node in walk(bound.block.nodes) if isinstance(node, ColocatedCall))
+        read_here = {value for call in calls if call.is_inline or call.is_before_inline for value in call.inputs}
+    else:
+        read_here = None
+    return dataclasses.replace(bound, block=_Moves(bound, names, default, read_here, None).of_block(bound.block))
 
 
 class _Moves:
     """The moves of one block. A value is moved once in each direction; one from outside, in the block around it.
 
+    Args:
+        bound, names, default: as of `transfers`.
+        read_here: what calls read that the calling thread makes; None if it moves everything.
+        outer: the moves of the block around this one.
+
     Attributes:
         hoisted: moves for this block that are to be made in the one around it, before it.
     """
 
-    def __init__(self, bound: Bound, names: Names, default: Sharding | None, outer: "_Moves | None") -> None:
+    def __init__(
+        self,
+        bound: Bound,
+        names: Names,
+        default: Sharding | None,
+        read_here: Collection[Value] | None,
+        outer: "_Moves | None",
+    ) -> None:
         self._bound = bound
+        self._read_here = read_here
         self._names = names
         self._default = default
         self._outer = outer
@@ -58,7 +92,7 @@ class _Moves:
 
     def _nested(self, node: Loop[Value, Value] | Branch[Value, Value]) -> tuple[list[Node], Node]:
         carried = node.outputs if isinstance(node, Loop) else ()
-        inner = [_Moves(self._bound, self._names, self._default, self) for _ in node.blocks]
+        inner = [_Moves(self._bound, self._names, self._default, self._read_here, self) for _ in node.blocks]
         blocks = [moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True)]
         captured = captured_by(blocks, carried, self._bound.constants)
         before = [hoisted for moves in inner for hoisted in moves.hoisted]
@@ -66,9 +100,9 @@ class _Moves:
         return before, with_blocks(node, blocks, inputs=inputs)
 
     def _to(self, where: str, values: Sequence[Value]) -> Iterator[Node]:
-        """A transfer of those values that are not there yet, if there are any."""
+        """The transfers of those values that are not there yet, if there are any."""
         known = self._moved[where]
-        moves = {}
+        moves: dict[bool, dict[Value, Value]] = {False: {}, True: {}}
         for value in values:
             if value in known:
                 continue
@@ -76,9 +110,12 @@ class _Moves:
                 self.hoisted += self._outer._to(where, [value])
                 known[value] = self._outer._moved[where].get(value, value)
             elif (there := self._sharding(where, value)) is not None:
-                moves[value] = known[value] = Value(self._names.take(f"{value.name}_{where}"), value.aval, there)
-        if moves:
-            yield Transfer(tuple(moves), tuple(moves.values()), self._names.take(f"to_{where}"))
+                is_left = where == "hosts" and self._read_here is not None and value not in self._read_here
+                known[value] = Value(self._names.take(f"{value.name}_{where}"), value.aval, there)
+                moves[is_left][value] = known[value]
+        for is_left, moved in moves.items():
+            if moved:
+                yield Transfer(tuple(moved), tuple(moved.values()), self._names.take(f"to_{where}"), is_left)
 
     def _sharding(self, where: str, value: Value) -> Sharding | None:
         """The sharding of a value once it is moved; None if it need not be."""

@@ -90,6 +90,17 @@ def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -
 
         return observed_move
 
+    def leaving(node: str) -> Function:
+        def observed_move(*arrays: jax.Array) -> Sequence[jax.Array]:
+            number = _current.get().number
+
+            def around(nbytes: int) -> contextlib.AbstractContextManager[None]:
+                return events.span(events.TransferStarted(program, number, node, nbytes))
+
+            return namespace[node](*arrays, around=around)
+
+        return observed_move
+
     def wait(array: jax.Array) -> jax.Array:
         if type(array) is not PendingArray:
             return array
@@ -106,7 +117,9 @@ def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -
     own |= {"wait": wait, "read": read}
     own |= {fragment.name: dispatching(fragment) for fragment in plan.fragments}
     own |= {call.name: calling(call.name) for call in walk(plan.nodes) if isinstance(call, ColocatedCall)}
-    own |= {move.name: moving(move.name, sum(value.nbytes for value in move.inputs)) for move in plan.transfers}
+    for move in plan.transfers:
+        nbytes = sum(value.nbytes for value in move.inputs)
+        own[move.name] = leaving(move.name) if move.is_left_to_calls else moving(move.name, nbytes)
     exec(code, own)
 
     def run(*args: object) -> Sequence[jax.Array]:

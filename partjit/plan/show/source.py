@@ -81,7 +81,9 @@ def waits(nodes: Sequence[Node], pending: set[Value] | None = None) -> Iterator[
     pending = set() if pending is None else pending
     for node in nodes:
         needed: tuple[Value, ...] = ()
-        if isinstance(node, Fragment | Transfer):  # others wait themselves, where they use it
+        if isinstance(node, Transfer) and node.is_left_to_calls:
+            pass
+        elif isinstance(node, Fragment | Transfer):  # others wait themselves, where they use it
             needed = tuple(value for value in node.inputs if value in pending)
             pending.difference_update(needed)
         elif isinstance(node, Loop):
@@ -264,7 +266,8 @@ def _comment(node: Node) -> str:
         return said_of_fragment(node)
     if isinstance(node, ColocatedCall):
         return node.where
-    return f"{sum(value.nbytes for value in node.inputs):,} bytes"
+    size = f"{sum(value.nbytes for value in node.inputs):,} bytes"
+    return f"{size}, by the threads of calls" if isinstance(node, Transfer) and node.is_left_to_calls else size
 
 
 def _identifier(plan: PlanData) -> str:
