@@ -52,8 +52,9 @@ def meeting():
 
 @pytest.fixture
 def accelerators(monkeypatch):
-    """Devices 4 to 7 play accelerators, whose CPU devices are 0 to 3."""
+    """Devices 4 to 7 play accelerators, whose CPU devices are 0 to 3; no executable waits for calls."""
     from partjit.colocated import devices
+    from partjit.plan.passes import choose_emitted
 
     real = devices.colocated_cpu_devices
     by_id = jax.devices()
@@ -65,6 +66,7 @@ def accelerators(monkeypatch):
         return [by_id[d.id % 4] for d in real(of)]
 
     monkeypatch.setattr(devices, "colocated_cpu_devices", fake)
+    monkeypatch.setattr(choose_emitted, "ANSWERED", frozenset())
     devices.colocated_sharding.cache_clear()
     yield by_id[4:]
     devices.colocated_sharding.cache_clear()

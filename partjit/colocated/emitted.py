@@ -203,7 +203,7 @@ class EmittedCall:
     positions: frozenset[int] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", len(self.returned.parts))
+        object.__setattr__(self, "devices", max(1, self.returned.mesh.size))
         object.__setattr__(self, "positions", self.handed_over.positions)
 
     @property

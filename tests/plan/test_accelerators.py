@@ -358,3 +358,32 @@ def test_under_jit_calls_without_results_are_lowered_for_gpus(platform, said):
 
     with pytest.raises(ValueError, match=said):
         program.trace(jnp.float32(0)).lower(lowering_platforms=(platform,))
+
+
+HELD = {
+    "a loop starts from it": lambda f, x, k: jax.lax.fori_loop(0, k, lambda i, c: f(c) + i, f(x)),
+    "a loop gives it": lambda f, x, k: (lambda y: jax.lax.fori_loop(0, k, lambda i, c: (f(c[0]), y), (x, x)))(f(x)),
+    "a branch gives it": lambda f, x, k: (lambda y: jax.lax.cond(k > 1, lambda: f(x), lambda: y))(f(x)),
+    "a branch of a loop gives it": lambda f, x, k: (
+        lambda y: jax.lax.fori_loop(0, 2, lambda i, c: jax.lax.cond(i == k, lambda: f(c), lambda: y), x)
+    )(f(x)),
+    "branches give it or an argument": lambda f, x, k: (
+        lambda y: (jax.lax.cond(k > 1, lambda: (f(x), x)[1], lambda: (f(x), y)[1]), f(y))
+    )(f(x)),
+}
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream", None])
+@pytest.mark.parametrize("held", HELD)
+def test_on_accelerators_loops_and_branches_get_results_of_calls_around_them(accelerators, held, mode):
+    mesh = partjit.Mesh(accelerators, "x")
+    f = colocated_python(lambda x: np.asarray(x) * 2 + 1, out_specs_fn=lambda x: x, mode=mode)
+    program = pjit(lambda x, k: HELD[held](f, x, k), out_shardings=P("x"))
+    x = np.arange(8, dtype=np.float32)
+    with mesh:
+        for k in (0, 1, 2):
+            results = program(jax.device_put(x, NamedSharding(mesh, P("x"))), k)
+            expected = HELD[held](lambda x: x * 2 + 1, x, k)
+            for result, value in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_array_equal(result, value)
+                assert result.sharding.device_set == {*accelerators}

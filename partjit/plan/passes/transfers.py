@@ -88,7 +88,11 @@ class _Moves:
                 moved = self._moved[where]
                 node = dataclasses.replace(node, inputs=tuple(moved.get(value, value) for value in node.inputs))
             nodes.append(node)
-        return dataclasses.replace(block, nodes=tuple(nodes))
+        outputs = block.outputs
+        if self._outer is not None:  # results of calls in it that leave it are moved by their threads
+            nodes += self._to("devices", [value for value in outputs if value not in self._own])
+            outputs = tuple(self._moved["devices"].get(value, value) for value in outputs)
+        return dataclasses.replace(block, nodes=tuple(nodes), outputs=outputs)
 
     def _nested(self, node: Loop[Value, Value] | Branch[Value, Value]) -> tuple[list[Node], Node]:
         carried = node.outputs if isinstance(node, Loop) else ()
@@ -96,8 +100,11 @@ class _Moves:
         blocks = [moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True)]
         captured = captured_by(blocks, carried, self._bound.constants)
         before = [hoisted for moves in inner for hoisted in moves.hoisted]
-        inputs = (*captured, *node.initial) if isinstance(node, Loop) else (node.inputs[0], *captured)
-        return before, with_blocks(node, blocks, inputs=inputs)
+        if not isinstance(node, Loop):
+            return before, with_blocks(node, blocks, inputs=(node.inputs[0], *captured))
+        before += self._to("devices", node.initial)
+        initial = (self._moved["devices"].get(value, value) for value in node.initial)
+        return before, with_blocks(node, blocks, inputs=(*captured, *initial))
 
     def _to(self, where: str, values: Sequence[Value]) -> Iterator[Node]:
         """The transfers of those values that are not there yet, if there are any."""
