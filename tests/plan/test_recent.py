@@ -91,12 +91,20 @@ def test_calls_of_more_kinds_than_are_kept_are_as_right(kind, inferred, monkeypa
     assert len(inferred) > KINDS  # some were forgotten
 
 
-def test_a_static_argument_without_a_hash_is_named_all_the_same():
-    step, calls = program("a static argument"), arguments("a static argument")
-    for x, k in calls:
-        step(x, k)
-    with pytest.raises(ValueError, match="hash"):
-        step(calls[0][0], [1])
+@pytest.mark.parametrize("host", [False, True])
+def test_a_static_argument_without_a_hash_is_named_all_the_same(host):
+    log = colocated_python(noted)
+
+    def step(x, k, name):
+        log(x.sum() + k)
+        return x
+
+    options = {"static_argnums": (1,), "host_argnums": (2,)} if host else {"static_argnums": (1, 2)}
+    program = pjit(step, **options)  # with host arguments C++ does not see the call first
+    for k in range(KINDS):
+        program(jnp.zeros(3), k, "a name")
+    with pytest.raises(ValueError, match="static argument number 1 of step is of type list" if host else "hash"):
+        program(jnp.zeros(3), [1], "a name")
     colocated.wait()
 
 

@@ -76,7 +76,7 @@ class Recent:
         self._has_statics = any((*static, *host))
         self._last: tuple[_Call, ...] = ()
         self._known: dict[Hashable, _Call] = {}  # these, and earlier ones
-        self._remembering = threading.Lock()
+        self._remembering = threading.RLock()  # a finalizer, or a hash of the user, may come in between
         # A C++ function that recognizes calls, dispatches their first fragments, and returns what does the rest; and
         # whether one of those reads leaves that are no arguments themselves: then all are given the flat arguments.
         self._front: tuple[Callable[..., _Continue | None], bool] | None = None
