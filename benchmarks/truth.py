@@ -14,6 +14,9 @@ Each model is explained, and then compiled by jax. The compiled text is read by 
   are computed when they are first read, and are not in it; `explain.py` measures them. The trace is jax's own, is made
   once for both, and takes more than the bound by itself for some models.
 
+Tracing and explaining are the median of three, of which only the first imports and warms what it needs: one run of
+half a second says little on a machine that others use. Compiling takes ten times as long, and is done once.
+
 Single operations on sharded dimensions, of `truth_operations.py`, are looked at in the same way. Models of libraries
 that are not installed are listed as skipped. Nothing is executed.
 """
@@ -27,6 +30,7 @@ import json
 import math
 import pathlib
 import re
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,6 +50,7 @@ from truth_models.training import Model
 from truth_operations import OPERATIONS, Operation, make_mesh
 
 TIME_BOUND = 0.2
+REPEATS = 3
 BYTES_BOUND = 0.05
 MEMORY_BOUND = 0.15
 LIBRARIES_BOUND = 8
@@ -130,6 +135,10 @@ def timed(fun: Callable[[], Any]) -> tuple[Any, Seconds]:
     wall, cpu = time.perf_counter(), time.process_time()
     result = fun()
     return result, Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def median(of: Sequence[Seconds]) -> Seconds:
+    return Seconds(*(statistics.median(getattr(one, clock) for one in of) for clock in ("wall", "cpu")))
 
 
 def compile_traced(traced: Any) -> Truth:
@@ -300,14 +309,23 @@ def kept(folder: pathlib.Path | None, name: str, make: Callable[[], Truth]) -> T
     return truth
 
 
-def look_at(name: str, library: str, make: Callable[[], Model], folder: pathlib.Path | None) -> Found:
+def explained(make: Callable[[], Model]) -> tuple[Model, Any, Report, tuple[Seconds, Seconds]]:
+    """A model, its trace and its report, and what these two took."""
     jax.clear_caches()
     model = make()
     with model.mesh:
-        traced, trace = timed(lambda: model.step.trace(*model.args))
-    told, explained = timed(lambda: explain(traced, mesh=model.mesh))
+        traced, tracing = timed(lambda: model.step.trace(*model.args))
+    told, explaining = timed(lambda: explain(traced, mesh=model.mesh))
+    return model, traced, told, (tracing, explaining)
+
+
+def look_at(name: str, library: str, make: Callable[[], Model], folder: pathlib.Path | None) -> Found:
+    runs = [explained(make) for _ in range(1 if library == OPERATION else REPEATS)]
+    model, traced, told, *_ = runs[0]
+    traces, explanations = zip(*(seconds for *_, seconds in runs), strict=True)
     truth = kept(folder, name, lambda: compile_traced(traced))
-    return Found(name, library, truth, told, trace, explained, {str(k): int(v) for k, v in model.mesh.shape.items()})
+    axes = {str(axis): int(size) for axis, size in model.mesh.shape.items()}
+    return Found(name, library, truth, told, median(traces), median(explanations), axes)
 
 
 def make_model(name: str) -> Model:
