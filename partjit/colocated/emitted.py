@@ -217,14 +217,18 @@ class EmittedCall:
         run = self.specialization.run_emitted
         contextvars.copy_context().run(run, arrays, stream, self.site, self.node, parent)
 
+    def run_one(self, stream: Stream, parent: Call | None, arrays: Sequence[np.ndarray]) -> None:
+        """As `run`, where there is one device only, which has handed over all arguments; in this context."""
+        self.specialization.run_emitted(arrays, stream, self.site, self.node, parent)
+
     def answer(
-        self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.int32
+        self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.ndarray
     ) -> Sequence[Sequence[PyTree]]:
         """Runs the function, with what each device has handed over; gives what each gets, after what is `following`."""
         arrays = self.handed_over.owned(handed_over)  # which the function may keep
         return self.returned.answers(self.specialization.answer(arrays, self.site, self.node), following)
 
-    def answer_one(self, arrays: Sequence[np.ndarray], following: np.int32) -> Sequence[PyTree]:
+    def answer_one(self, arrays: Sequence[np.ndarray], following: np.ndarray) -> Sequence[PyTree]:
         """As `answer`, where there is one device only, which has handed over all arguments."""
         own = [array if array.flags.owndata else read_only_copy(array) for array in arrays]
         return following, *self.specialization.answer(own, self.site, self.node)

@@ -1,12 +1,14 @@
 """`emission_p`: a call that an executable makes as it runs, as an equation of what one device does.
 
-Its operands are the numbers of the execution and of the call in it, the position of the device, and its shards of the
-arguments. Its results, if the devices wait for the call, are the number of the next one and the shards of the results.
+Its operands are the numbers of the execution and of the call in it, in one array, the position of the device if there
+are several, and its shards of the arguments. Its results, if the devices wait for the call, are the numbers of the next
+one and the shards of the results. Python gets an array for each operand, which takes a tenth of a small call.
 
 Parameters:
 
 * `which`: the position of the call among those of the executable, or `END`.
 * `results`: the types of its results; None if the devices do not wait for the call.
+* `has_position`: whether the position of the device is an operand.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,33 +57,34 @@ _effect = EmissionEffect()
 
 @emission_p.def_effectful_abstract_eval
 def _abstract_eval(
-    *_: AbstractValue, which: int, results: tuple[ShapedArray, ...] | None
+    *_: AbstractValue, which: int, results: tuple[ShapedArray, ...] | None, has_position: bool
 ) -> tuple[list[AbstractValue], set[Effect]]:
-    del which
+    del which, has_position
     # The numbers that they give each other keep calls that are waited for. Where an executable with an effect fails,
     # jax raises its error once more when it waits for all effects, at exit at the latest.
     return ([], {_effect}) if results is None else ([*results], set())
 
 
-def _callback(which: int, results: tuple[ShapedArray, ...] | None) -> Callable[..., Sequence[np.ndarray]]:
-    return hand_over(which) if results is None else answer(which)
+def _callback(
+    which: int, results: tuple[ShapedArray, ...] | None, has_position: bool
+) -> Callable[..., Sequence[np.ndarray]]:
+    return hand_over(which, has_position) if results is None else answer(which, has_position)
 
 
-def _lower(ctx: LoweringRuleContext, *args: ir.Value, which: int, results: Any) -> Sequence[ir.Value]:
+def _lower(ctx: LoweringRuleContext, *args: ir.Value, **params: Any) -> Sequence[ir.Value]:
     given, returned = cast(Sequence[ShapedArray], ctx.avals_in), cast(Sequence[ShapedArray], ctx.avals_out)
     values, _, _ = mlir.emit_python_callback(
-        ctx, _callback(which, results), None, [*args], given, returned, has_side_effect=True, returns_token=False
+        ctx, _callback(**params), None, [*args], given, returned, has_side_effect=True, returns_token=False
     )
     return cast(Sequence[ir.Value], values)
 
 
-def _lower_on_cpu(ctx: LoweringRuleContext, *args: ir.Value, which: int, results: Any) -> Sequence[ir.Value]:
-    return lower_callback(ctx, _callback(which, results), args)
+def _lower_on_cpu(ctx: LoweringRuleContext, *args: ir.Value, **params: Any) -> Sequence[ir.Value]:
+    return lower_callback(ctx, _callback(**params), args)
 
 
 def emit_call(
-    execution: jax.Array,
-    number: jax.Array,
+    numbers: jax.Array,
     arrays: Sequence[jax.Array],
     handed_over: HandedOver,
     which: int,
@@ -89,21 +92,21 @@ def emit_call(
     """Emits a call in a function being traced.
 
     Args:
-        execution, number: the numbers of the execution and of the call in it.
+        numbers: those of the execution and of the call in it.
         arrays: its arguments.
         handed_over: which devices hand over what of them.
         which: the position of the call among those of the executable, or `END`.
     """
     mesh, holders = handed_over.mesh, handed_over.positions
     if mesh is None:
-        emission_p.bind(execution, number, jnp.int32(0), *arrays, which=which, results=None)
+        emission_p.bind(numbers, *arrays, which=which, results=None, has_position=False)
         return
 
-    def on_each_device(execution: jax.Array, number: jax.Array, *shards: jax.Array) -> None:
+    def on_each_device(numbers: jax.Array, *shards: jax.Array) -> None:
         position = jax.lax.axis_index(mesh.axis_names)
 
         def emit() -> None:
-            emission_p.bind(execution, number, position, *shards, which=which, results=None)
+            emission_p.bind(numbers, position, *shards, which=which, results=None, has_position=True)
 
         if len(holders) == mesh.size:
             emit()
@@ -111,16 +114,12 @@ def emit_call(
             is_holder = np.isin(np.arange(mesh.size), [*holders])
             jax.lax.cond(jnp.asarray(is_holder)[position], emit, lambda: None)
 
-    replicated = PartitionSpec()
-    specs = (replicated, replicated, *(sharding.spec for sharding in handed_over.shardings))
-    jax.shard_map(on_each_device, mesh=mesh, in_specs=specs, out_specs=None, check_vma=False)(
-        execution, number, *arrays
-    )
+    specs = (PartitionSpec(), *(sharding.spec for sharding in handed_over.shardings))
+    jax.shard_map(on_each_device, mesh=mesh, in_specs=specs, out_specs=None, check_vma=False)(numbers, *arrays)
 
 
 def emit_answered(
-    execution: jax.Array,
-    number: jax.Array,
+    numbers: jax.Array,
     arrays: Sequence[jax.Array],
     handed_over: HandedOver,
     returned: Returned,
@@ -130,7 +129,7 @@ def emit_answered(
     """Emits a call whose results the devices wait for, in a function being traced.
 
     Args:
-        execution, number: the numbers of the execution and of the call in it.
+        numbers: those of the execution and of the call in it.
         arrays: its arguments.
         handed_over: which devices hand over what of them.
         returned: which devices get what of the results.
@@ -138,33 +137,33 @@ def emit_answered(
         which: the position of the call among those of the executable.
 
     Returns:
-        The number of the next call, and the results.
+        The numbers of the next call, and the results.
     """
     mesh = handed_over.mesh
-    following = ShapedArray((), jnp.dtype(jnp.int32))
-
+    following = ShapedArray((2,), jnp.dtype(jnp.int32))
     if mesh is None:
         results = (following, *avals)
-        number, *values = emission_p.bind(execution, number, jnp.int32(0), *arrays, which=which, results=results)
-        return number, values
+        numbers, *values = emission_p.bind(numbers, *arrays, which=which, results=results, has_position=False)
+        return numbers, values
     parts = [aval.update(shape=s.shard_shape(aval.shape)) for aval, s in zip(avals, returned.shardings, strict=True)]
 
-    def on_each_device(execution: jax.Array, number: jax.Array, *shards: jax.Array) -> Any:
+    def on_each_device(numbers: jax.Array, *shards: jax.Array) -> Any:
         position = jax.lax.axis_index(mesh.axis_names)
-        return emission_p.bind(execution, number, position, *shards, which=which, results=(following, *parts))
+        results = (following, *parts)
+        return emission_p.bind(numbers, position, *shards, which=which, results=results, has_position=True)
 
     replicated = PartitionSpec()
-    in_specs = (replicated, replicated, *(sharding.spec for sharding in handed_over.shardings))
+    in_specs = (replicated, *(sharding.spec for sharding in handed_over.shardings))
     out_specs = [replicated, *(sharding.spec for sharding in returned.shardings)]
-    number, *values = jax.shard_map(on_each_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
-        execution, number, *arrays
-    )
-    return number, values
+    numbers, *values = jax.shard_map(
+        on_each_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )(numbers, *arrays)
+    return numbers, values
 
 
-def emit_end(execution: jax.Array, number: jax.Array, mesh: Mesh) -> None:
-    """Emits how many calls there were, in a function being traced."""
-    emit_call(execution, number, [], HandedOver.of([], [], mesh), END)
+def emit_end(numbers: jax.Array, mesh: Mesh) -> None:
+    """Emits how many calls there were, in a function being traced; arguments as of `emit_call`."""
+    emit_call(numbers, [], HandedOver.of([], [], mesh), END)
 
 
 register_effect(EmissionEffect)

@@ -6,6 +6,7 @@ On several devices all of them come to a call, each in a thread of its own: the 
 last one that brings a shard runs the function, the others wait for it, as they wait for each other in a collective.
 """
 
+import collections
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,9 @@ __all__ = ["Answered", "Answering", "answer"]
 
 _PATIENCE = 1.0
 """Seconds after which a device that waits for others looks whether their execution has failed."""
+
+_NEXT = np.array([0, 1], np.int32)
+"""How much the numbers of a call are less than those of the next one."""
 
 _executions: "dict[int, Answering]" = {}
 
@@ -50,12 +54,12 @@ class Answered(Protocol):
         ...
 
     def answer(
-        self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.int32
+        self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.ndarray
     ) -> Sequence[Sequence[PyTree]]:
-        """Runs the function; gives what each device gets: the number of the `following` call, and its results."""
+        """Runs the function; gives what each device gets: the numbers of the `following` call, and its results."""
         ...
 
-    def answer_one(self, arrays: Sequence[np.ndarray], following: np.int32) -> Sequence[PyTree]:
+    def answer_one(self, arrays: Sequence[np.ndarray], following: np.ndarray) -> Sequence[PyTree]:
         """As `answer`, where there is one device only."""
         ...
 
@@ -87,28 +91,34 @@ class Answering:
     def __exit__(self, *_: object) -> None:
         del _executions[self._number]
 
-    def answer(self, which: int, number: int, position: int, shards: Sequence[Any]) -> Sequence[PyTree]:
-        """What a device gets: the number of the next call, and its shards of the results.
+    def answer(self, which: int, numbers: Any, position: int, shards: Sequence[Any]) -> Sequence[PyTree]:
+        """What a device gets: the numbers of the next call, and its shards of the results.
 
         Args:
             which: the position of the call among those of the executable.
-            number: that of the call in the execution.
+            numbers: those of the execution and of the call in it.
             position: that of the device in the mesh.
             shards: what it hands over, which is valid until it goes on.
         """
-        call = self._calls[which]
+        call, number = self._calls[which], int(numbers[1])
         try:
-            if call.devices == 1:
-                if self.failure is not None:
-                    raise _failed_before()
-                return self._caller.run(call.answer_one, shards, np.int32(number + 1))
             meeting = self._meetings.get(number)
             if meeting is None:
                 meeting = self._meetings.setdefault(number, _Meeting())  # atomic: all devices get the same one
-            answers = meeting.answers or self._meet(meeting, which, number, position, shards)
+            answers = meeting.answers or self._meet(meeting, which, numbers, position, shards)
             if next(meeting.left) == call.devices - 1:
                 del self._meetings[number]
             return answers[position]
+        except BaseException as error:
+            self._fail(which, error)
+            raise
+
+    def answer_one(self, which: int, numbers: Any, arrays: Sequence[Any]) -> Sequence[PyTree]:
+        """As `answer`, for the only device."""
+        try:
+            if self.failure is not None:
+                raise _failed_before()
+            return self._caller.run(self._calls[which].answer_one, arrays, numbers + _NEXT)
         except BaseException as error:
             self._fail(which, error)
             raise
@@ -118,19 +128,19 @@ class Answering:
             self.failure = which, error
 
     def _run(
-        self, call: Answered, number: int, found: Mapping[int, Sequence[np.ndarray]]
+        self, call: Answered, numbers: Any, found: Mapping[int, Sequence[np.ndarray]]
     ) -> Sequence[Sequence[PyTree]]:
         if self.failure is not None:
             raise _failed_before()
-        return self._caller.run(call.answer, found, np.int32(number + 1))
+        return self._caller.run(call.answer, found, numbers + _NEXT)
 
     def _meet(
-        self, meeting: "_Meeting", which: int, number: int, position: int, shards: Sequence[Any]
+        self, meeting: "_Meeting", which: int, numbers: Any, position: int, shards: Sequence[Any]
     ) -> Sequence[Sequence[PyTree]]:
         call = self._calls[which]
         if meeting.has_all(call, position, shards):
             try:
-                meeting.answers = self._run(call, number, meeting.found)
+                meeting.answers = self._run(call, numbers, meeting.found)
             except BaseException as error:
                 self._fail(which, error)  # before the other devices go on, and fail as well
                 raise
@@ -161,8 +171,8 @@ class _Meeting:
         self.answers: Sequence[Sequence[PyTree]] | None = None
         self.left = itertools.count()
         self._arrived = itertools.count(1)
-        self._running = threading.Lock()
-        self._running.acquire()
+        self._has_ended = False
+        self._waiting: collections.deque[threading.Lock] = collections.deque()
 
     def has_all(self, call: Answered, position: int, shards: Sequence[Any]) -> bool:
         """Takes what a device hands over; whether that was what was missing."""
@@ -175,29 +185,39 @@ class _Meeting:
 
     def wait(self, is_in_vain: Callable[[], bool]) -> None:
         """Waits until the function has returned or failed; `is_in_vain` says that it will not."""
-        while not self._running.acquire(timeout=_PATIENCE):
-            if is_in_vain():
-                return
-        self._running.release()
+        # Each has a lock of its own: with one for all of them, each would wake the next one, after the interpreter's.
+        own = threading.Lock()
+        own.acquire()
+        self._waiting.append(own)
+        while not self._has_ended and not own.acquire(timeout=_PATIENCE) and not is_in_vain():
+            pass
 
     def end(self) -> None:
         """Lets the devices go on."""
-        self._running.release()
+        self._has_ended = True  # before any is woken: who waits afterwards does not
+        while self._waiting:
+            self._waiting.pop().release()
 
 
-def answer(which: int) -> Callable[..., Sequence[PyTree]]:
+def answer(which: int, has_position: bool) -> Callable[..., Sequence[PyTree]]:
     """What the devices call, for the results of a call.
 
     Args:
         which: the position of the call among those of the executable.
+        has_position: whether there are several devices.
 
     Returns:
-        A function of the numbers of the execution and of the call in it, the position of the device, and its shards of
-        the arguments. It returns the number of the next call and the shards of the results.
+        A function of the numbers of the execution and of the call in it, in one array, the position of the device if
+        there are several, and its shards of the arguments. It returns the numbers of the next call and the shards of
+        the results.
     """
 
-    def receive(execution: Any, number: Any, position: Any, *shards: Any) -> Sequence[PyTree]:
+    def receive(numbers: Any, position: Any, *shards: Any) -> Sequence[PyTree]:
         keep_state()
-        return _executions[int(execution)].answer(which, int(number), int(position), shards)
+        return _executions[int(numbers[0])].answer(which, numbers, int(position), shards)
 
-    return receive
+    def receive_one(numbers: Any, *arrays: Any) -> Sequence[PyTree]:
+        keep_state()
+        return _executions[int(numbers[0])].answer_one(which, numbers, arrays)
+
+    return receive if has_position else receive_one

@@ -42,11 +42,17 @@ class Emitted(Protocol):
 
     Attributes:
         positions: those of the devices, in the order of the mesh, whose shards it needs.
+        devices: how many devices make it.
     """
 
     @property
     def positions(self) -> frozenset[int]: ...
+    @property
+    def devices(self) -> int: ...
     def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None: ...
+    def run_one(self, stream: Stream, parent: Call | None, arrays: Sequence[np.ndarray]) -> None:
+        """As `run`, where there is one device only, in a context that is the call's own."""
+        ...
 
 
 class Execution:
@@ -76,6 +82,7 @@ class Execution:
         self._stream = stream
         self._parent = parent
         self._caller = caller
+        self._is_of_one_device = calls[0].devices == 1
         self._arrived: queue.SimpleQueue[tuple[int, int, int, Sequence[np.ndarray]]] = queue.SimpleQueue()
         self._waiting: dict[int, tuple[int, dict[int, Sequence[np.ndarray]]]] = {}
         self._following, self._total = 0, float("inf")
@@ -104,9 +111,20 @@ class Execution:
 
     def receive(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         """Takes what a device hands over; a second time changes nothing."""
-        self._arrived.put((which, number, position, shards))
-        if self._caller is not None:
-            self._caller.run(self._run_arrived)
+        caller = self._caller
+        if caller is None:
+            self._arrived.put((which, number, position, shards))
+            return
+        if self._is_of_one_device and self._arrived.empty() and self._turn.acquire(blocking=False):
+            try:
+                caller.run(self._take_next, which, number, shards)
+            finally:
+                self._turn.release()
+            if self._arrived.empty():
+                return
+        else:
+            self._arrived.put((which, number, position, shards))
+        caller.run(self._run_arrived)
 
     def _run_arrived(self) -> None:
         """Runs the calls that have all they need, unless another thread does; it takes what comes meanwhile."""
@@ -116,6 +134,14 @@ class Execution:
                     self._take(*self._arrived.get())
             finally:
                 self._turn.release()
+
+    def _take_next(self, which: int, number: int, arrays: Sequence[np.ndarray]) -> None:
+        """As `_take`, from the only device, in a context of its own: most calls come in their order."""
+        if which == END or number != self._following or self._waiting:
+            self._take(which, number, 0, arrays)
+        else:
+            self._following += 1
+            self._calls[which].run_one(self._stream, self._parent, arrays)
 
     def run_calls(self) -> None:
         """Runs the calls as they come, in their order, until the executable has made all of them."""
@@ -152,31 +178,34 @@ class Execution:
         return False
 
 
-def hand_over(which: int) -> Callable[..., tuple[()]]:
+def hand_over(which: int, has_position: bool) -> Callable[..., tuple[()]]:
     """What the devices call, to hand over their shards of the arguments of a call: these are copied, not kept.
 
     Args:
         which: the position of the call among those of the executable, or `END`.
+        has_position: whether there are several devices.
 
     Returns:
-        A function of the numbers of the execution and of the call in it, the position of the device, and the shards.
+        A function of the numbers of the execution and of the call in it, in one array, the position of the device if
+        there are several, and the shards.
     """
 
-    def receive(execution: Any, number: Any, position: Any, *shards: Any) -> tuple[()]:
+    def receive(numbers: Any, *operands: Any) -> tuple[()]:
         copies = None
         while True:
             try:
                 keep_state()
                 if copies is None:
-                    copies = [_copy(shard) for shard in shards]
-                found = _executions.get(int(execution))
+                    copies = [_copy(shard) for shard in (operands[1:] if has_position else operands)]
+                execution, number = numbers.tolist()
+                found = _executions.get(execution)
                 if found is not None:
-                    found.receive(which, int(number), int(position), copies)
+                    found.receive(which, number, int(operands[0]) if has_position else 0, copies)
                 return ()
             except BaseException as error:
                 if not is_interrupt(error):
                     raise
-                _interrupted(int(execution), error)  # what a signal handler raised, the caller gets later
+                _interrupted(int(numbers[0]), error)  # what a signal handler raised, the caller gets later
 
     return receive
 

@@ -42,7 +42,7 @@ _Kind: TypeAlias = tuple[bool, Stream | None, Lane | None]
 """Whether an executable waits for its calls, their stream, and the lane of their object: the same for all of one."""
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
-"""How many calls there were, and values."""
+"""The number of the execution and how many calls there were, in one array; and values."""
 
 
 def emit(bound: Bound, mesh: Mesh) -> Bound:
@@ -175,13 +175,13 @@ def _fragment(
     own_constants = {value: constant for value, constant in constants.items() if value in read}
 
     def program(execution: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        writer = _Writer(execution, calls, mesh)
+        writer = _Writer(calls, mesh)
         env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in own_constants.items()}
         env.update(zip(inputs, arrays, strict=True))
-        number = writer.run(nodes, env, jnp.int32(0))
+        numbers = writer.run(nodes, env, jnp.stack([execution, jnp.int32(0)]))
         if not waits:
-            emit_end(execution, number, mesh)
-        return [number, *(env[value] for value in outputs)]
+            emit_end(numbers, mesh)
+        return [numbers, *(env[value] for value in outputs)]
 
     with without_mesh():
         jaxpr = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((), jnp.int32), *map(_struct_of, inputs))
@@ -224,71 +224,69 @@ class _Writer:
     """Nodes as operations on the devices, in a function being traced.
 
     Args:
-        execution: the number of the execution.
         calls: all calls of the executable.
         mesh: the mesh, maybe empty.
     """
 
-    def __init__(self, execution: jax.Array, calls: Sequence[ColocatedCall[Value, Value]], mesh: Mesh) -> None:
-        self._execution = execution
+    def __init__(self, calls: Sequence[ColocatedCall[Value, Value]], mesh: Mesh) -> None:
         self._position = {call: k for k, call in enumerate(calls)}
         self._mesh = mesh
 
-    def run(self, nodes: Sequence[Node], env: dict[Value, jax.Array], number: jax.Array) -> jax.Array:
+    def run(self, nodes: Sequence[Node], env: dict[Value, jax.Array], numbers: jax.Array) -> jax.Array:
         """Runs nodes on the values of an environment, and adds theirs.
 
         Args:
             nodes: the nodes.
             env: what there is.
-            number: how many calls there were before.
+            numbers: that of the execution, and how many calls there were before, in one array.
 
         Returns:
-            How many calls there were.
+            The same after them.
         """
         for node in nodes:
             if isinstance(node, Fragment):
                 results: Sequence[jax.Array] = jaxpr_as_fun(node.jaxpr)(*(env[value] for value in node.inputs))
             elif isinstance(node, ColocatedCall):
-                number, results = self._call(node, [env[value] for value in node.inputs], number)
+                numbers, results = self._call(node, [env[value] for value in node.inputs], numbers)
             elif isinstance(node, Loop):
-                number, results = self._loop(node, env, number)
+                numbers, results = self._loop(node, env, numbers)
             else:
                 assert isinstance(node, Branch)  # transfers are made later
-                number, results = self._branch(node, env, number)
+                numbers, results = self._branch(node, env, numbers)
             env.update(zip(node.outputs, results, strict=False))
-        return number
+        return numbers
 
-    def _call(self, call: ColocatedCall[Value, Value], arrays: Sequence[jax.Array], number: jax.Array) -> _State:
+    def _call(self, call: ColocatedCall[Value, Value], arrays: Sequence[jax.Array], numbers: jax.Array) -> _State:
         given, which = handed_over(call, self._mesh), self._position[call]
         if not call.is_answered:
-            emit_call(self._execution, number, arrays, given, which)
-            return number + jnp.int32(1), ()  # nobody reads its results
+            emit_call(numbers, arrays, given, which)
+            return numbers + jnp.array([0, 1], jnp.int32), ()  # nobody reads its results
         avals = [value.aval for value in call.outputs]
         back = returned(call, self._mesh)
-        number, results = emit_answered(self._execution, number, arrays, given, back, avals, which)
-        return number, [with_weak_type(x, a.weak_type) for x, a in zip(results, avals, strict=True)]
+        numbers, results = emit_answered(numbers, arrays, given, back, avals, which)
+        return numbers, [with_weak_type(x, a.weak_type) for x, a in zip(results, avals, strict=True)]
 
-    def _block(self, block: ValueBlock, env: Mapping[Value, jax.Array], number: jax.Array) -> _State:
+    def _block(self, block: ValueBlock, env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:
         inside = {**env}
-        number = self.run(block.nodes, inside, number)
-        return number, [inside[value] for value in block.outputs]
+        numbers = self.run(block.nodes, inside, numbers)
+        return numbers, [inside[value] for value in block.outputs]
 
-    def _loop(self, loop: Loop[Value, Value], env: Mapping[Value, jax.Array], number: jax.Array) -> _State:
+    def _loop(self, loop: Loop[Value, Value], env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:
         def iteration(state: _State) -> _State:
-            number, carried = state
-            return self._block(loop.block, {**env, **dict(zip(loop.outputs, carried, strict=True))}, number)
+            numbers, carried = state
+            return self._block(loop.block, {**env, **dict(zip(loop.outputs, carried, strict=True))}, numbers)
 
-        state: _State = number, [env[value] for value in loop.initial]
+        state: _State = numbers, [env[value] for value in loop.initial]
         if loop.trip_count is None:
             return jax.lax.while_loop(lambda state: state[1][0], iteration, state)
         return jax.lax.fori_loop(0, loop.trip_count, lambda _, state: iteration(state), state)
 
-    def _branch(self, branch: Branch[Value, Value], env: Mapping[Value, jax.Array], number: jax.Array) -> _State:
+    def _branch(self, branch: Branch[Value, Value], env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:
         def way(block: ValueBlock) -> Callable[[jax.Array], _State]:
-            def run(number: jax.Array) -> _State:
-                return self._block(block, env, number)
+            def run(numbers: jax.Array) -> _State:
+                return self._block(block, env, numbers)
 
             return run
 
         index = jax.lax.convert_element_type(env[branch.inputs[0]], jnp.int32)
-        return jax.lax.switch(index, [*map(way, branch.blocks)], number)
+        return jax.lax.switch(index, [*map(way, branch.blocks)], numbers)
