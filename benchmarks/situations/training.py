@@ -150,6 +150,54 @@ def _logged(
     )
 
 
+def log_now_and_then(place: Place, iterations: int) -> Situation:
+    """The number and the loss of every tenth step are logged; the step itself says when, in a `lax.cond`."""
+    params, batch = new_params(place), batch_for(place)
+    jitted, ours = jax.jit(update, donate_argnums=0), colocated.colocated_python(host.log_step, out_specs_fn=nothing)
+
+    def is_due(step: Any) -> Any:
+        return step % 10 == 0
+
+    def plain(submit: Any, end: Any) -> Run:
+        def run() -> Any:
+            own, calls = jax.tree.map(jnp.copy, params), []
+            for step in range(iterations):
+                own, loss = jitted(own, batch)
+                if is_due(step):
+                    calls.append(submit(step, loss))
+            end(calls)
+            return jax.block_until_ready(own), host.seen()
+
+        return run
+
+    def within(wrap: Any, call: Any, end: Any) -> Run:
+        def train_step(params: Any, batch: Any, step: Any) -> Any:
+            params, loss = update(params, batch)
+            lax.cond(is_due(step), lambda: call(step, loss) and None, nothing)
+            return params
+
+        called = wrap(train_step, donate_argnums=0)
+
+        def run() -> Any:
+            own = jax.tree.map(jnp.copy, params)
+            for step in range(iterations):
+                own = called(own, batch, step)
+            return end(own), host.seen()
+
+        return run
+
+    return Situation(
+        iterations,
+        {
+            BY_HAND: plain(host.log_step, nothing),
+            THREAD: plain(functools.partial(_pool.submit, host.log_step), waited_for),
+            OURS: within(pjit, ours, ended),
+            IO: within(jax.jit, functools.partial(callback, IO, host.log_step, None), finished),
+            DEBUG: within(jax.jit, functools.partial(callback, DEBUG, host.log_step, None), finished),
+        },
+    )
+
+
 # A slow loader
 
 

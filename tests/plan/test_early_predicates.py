@@ -1,7 +1,7 @@
 """Branches by the host on CPU devices.
 
-On one of them, what tells which one is chosen is computed, and read, before the rest. Of several one alone computes it,
-if it follows from numbers that the program is called with.
+What tells which one is chosen is computed by the host, or by one device alone, if it follows from numbers that the
+program is called with. Otherwise it is computed, and read, before the rest on a single device.
 """
 
 import jax
@@ -59,6 +59,8 @@ def program(predicate):
     ("predicate", "x", "equations"),
     [
         # Two products of 128 x 128 amortize a fragment of their own, those of 4 x 4 do not.
+        (of_number, LARGE, "by the host"),
+        (of_number, SMALL, "by the host"),
         (of_number, LARGE, "apart"),
         (of_number, SMALL, "together"),
         (of_rest, LARGE, "together"),
@@ -68,11 +70,16 @@ def program(predicate):
 )
 def test_the_predicate_has_a_fragment_of_its_own_where_it_is_little_and_the_rest_is_not(predicate, x, equations):
     step = program(predicate)
-    plan = step.plan(x, 0)
+    kind = int if equations == "by the host" else jnp.int32
+    plan = step.plan(x, kind(0))
     fragments = [node for node in plan.nodes if isinstance(node, Fragment)]
     products = [[eqn.primitive.name for eqn in node.jaxpr.eqns].count("dot_general") for node in fragments]
     assert isinstance(plan.nodes[-1], Branch)
-    if equations == "apart":
+    if equations == "by the host":
+        assert products == [2, 0]
+        assert asked_of_one_device(plan) == [True]
+        assert "equations, by the host" in str(plan)
+    elif equations == "apart":
         assert products == [0, 2]
         assert plan.nodes[-1].inputs[0] in fragments[0].outputs
     elif equations == "together":
@@ -80,7 +87,7 @@ def test_the_predicate_has_a_fragment_of_its_own_where_it_is_little_and_the_rest
     else:
         assert sum(products) == 2
     for number in range(6):
-        x = step(x, number)
+        x = step(x, kind(number))
     colocated.wait()
     assert rendezvous.logs["calls"] == [(2, len(x)), (5, len(x))]
 
@@ -169,12 +176,14 @@ OPERATIONS = {
 steps = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9)), max_size=5)
 
 
-@sees("different examples", "several elements", "a call", "no call", *OPERATIONS)
+@sees("different examples", "several elements", "a call", "no call", "by the host", "by one device", *OPERATIONS)
 @examples(25)
 @given(
-    steps, st.lists(st.tuples(st.integers(-9, 9), st.sampled_from([int, np.int32, np.array])), min_size=2, max_size=3)
+    st.sampled_from([1, 2]),
+    steps,
+    st.lists(st.tuples(st.integers(-9, 9), st.sampled_from([int, np.int32, np.array])), min_size=2, max_size=3),
 )
-def test_predicates_of_numbers_are_what_all_devices_would_compute(steps, arguments):
+def test_predicates_of_numbers_are_what_all_devices_would_compute(devices, steps, arguments):
     rendezvous.clear()
 
     def predicate(*numbers):
@@ -189,9 +198,11 @@ def test_predicates_of_numbers_are_what_all_devices_would_compute(steps, argumen
         return x
 
     numbers = [kind(value) for value, kind in arguments]
-    with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
+    with partjit.Mesh(np.array(jax.devices()[:devices]), ("x",)):
         step = pjit(body, in_shardings=(P("x"), *(P() for _ in numbers)))
-        assert asked_of_one_device(step.plan(np.ones(2, np.float32), *numbers)) == [True]
+        plan = step.plan(np.ones(2, np.float32), *numbers)
+        assert asked_of_one_device(plan) == [True]
+        saw("by the host" if "by the host" in str(plan) else "by one device")
         for _ in range(2):
             step(np.ones(2, np.float32), *numbers)
     colocated.wait()

@@ -142,7 +142,7 @@ class Fragment(Generic[R, D]):
         donated: for each input whether the executable may reuse its memory.
         nodes: what it is made of, if there are calls among them: it makes these as it runs. Its jaxpr then takes the
             number of the execution before the inputs, and gives the number of calls made before the outputs.
-        by_one_device: whether the first device of the mesh runs it alone, of what are numbers, for the host.
+        by_one_device: whether the host computes it, of what are numbers, or the first device of the mesh alone does.
     """
 
     jaxpr: ClosedJaxpr

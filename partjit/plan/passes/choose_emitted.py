@@ -67,8 +67,8 @@ class Executables(NamedTuple):
         wait_for_calls: whether they can make others.
         on_one_cpu: whether they run on a single device, a CPU: there it costs little to dispatch one more, and one that
             makes calls blocks its caller.
-        numbers: the arguments of the program that the host has as numbers; none unless its executables run on
-            several CPU devices of this process, which it would cost more to ask for a predicate than one of them.
+        numbers: the arguments of the program that the host has as numbers; none unless its executables run on CPU
+            devices of this process.
     """
 
     mesh: Mesh
@@ -96,7 +96,7 @@ class Executables(NamedTuple):
         here = jax.process_index()
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
-        known = frozenset(numbers) if is_here and len(devices) > 1 and platforms == {"cpu"} else frozenset[Var]()
+        known = frozenset(numbers) if is_here and platforms == {"cpu"} else frozenset[Var]()
         return Executables(
             mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu, known
         )
@@ -120,7 +120,7 @@ def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
 
 
 def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Executables) -> bool:
-    """Whether the host asks one device which block is chosen, rather than all of them in each execution to call.
+    """Whether the host finds out which block is chosen, or asks one device, rather than all in each execution to call.
 
     What the branch reads is then a result of their executable: that must not be much which nobody else needs.
     """

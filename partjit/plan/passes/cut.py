@@ -113,7 +113,8 @@ def cut(
         donated: its inputs that its groups may donate.
         can_be_answered: whether an executable can wait for a call.
         reads_early: whether it is worth a fragment to read early which branch is chosen.
-        numbers: the arguments from which one device computes which branch is chosen, if that follows from them.
+        numbers: the arguments from which the host, or one device, computes which branch is chosen, if that follows
+            from them.
     """
     graph = _Graph(block.nodes)
     awaited = graph.awaited(afterwards)
@@ -216,7 +217,7 @@ class _Cutting:
         self._consts = consts
         self._can_be_answered = can_be_answered
         self._reads_early = reads_early
-        self._by_one = by_one  # what one device computes
+        self._by_one = by_one  # what the host, or one device, computes
         self._done: set[int] = set()
         self.nodes: list[VarNode] = []
         self.position: dict[VarNode, int] = {}
@@ -264,7 +265,7 @@ class _Cutting:
         early: set[int] = set()
         for i in calls:
             if isinstance(graph.nodes[i], Branch):
-                early |= _before_predicate(graph, i, self._done)
+                early |= _before_predicate(graph, i, self._done).difference(self._by_one)
         rest = [i for i in device if i not in early]
         is_little = early.issubset(device) and not amortizes_a_dispatch(sum(map(graph.cost, early)))
         return sorted(early) if is_little and amortizes_a_dispatch(sum(map(graph.cost, rest))) else []

@@ -1,8 +1,9 @@
-"""Predicates that follow from numbers among the arguments, such as that of a step: one device computes them.
+"""Predicates that follow from numbers among the arguments, such as that of a step: the host computes them.
 
 A call that is made in every hundredth step is in a branch without results, whose predicate is a few operations on the
-number of the step. If that is a Python number, the host knows the predicate at once: it computes it on one device,
-which takes a fraction of what all of them take to dispatch a program, or to ask in each step whether to call.
+number of the step. If that is a Python number, the host knows the predicate at once, without any device if it is of
+integers. Otherwise one device computes it, which takes a fraction of what all of them take to dispatch a program, or to
+ask in each step whether to call.
 """
 
 from collections.abc import Collection, Iterable

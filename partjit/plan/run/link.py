@@ -50,6 +50,7 @@ from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
+from partjit.plan.ir.integers import computed_by_host
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, blocks_of, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
@@ -135,7 +136,7 @@ class LoweredFragment:
 def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> LoweredFragment:
     """Lowers a fragment for arguments with the shardings of the plan."""
     ins, outs = (shardings_of_fragment(fragment, x, plan.mesh) for x in (fragment.inputs, fragment.outputs))
-    if fragment.by_one_device:
+    if fragment.by_one_device and not plan.mesh.empty:
         first, mesh = SingleDeviceSharding(plan.mesh.devices.flat[0]), EMPTY_MESH
         ins, outs = (first,) * len(ins), (first,) * len(outs)
     name = f"{plan.name}_{fragment.name}"
@@ -202,7 +203,8 @@ def link(
         makes = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
         run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
         if lowered.fragment.by_one_device:
-            run_fragment = partial(_by_one_device, dispatch)
+            on_device = partial(_by_one_device, dispatch)
+            run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device) or on_device
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
             on_zeros = zeros_of(plan, lowered.fragment, partial(_sharding_of, mesh, default))
@@ -350,11 +352,13 @@ def _on_one_device(arg: Any) -> Any:
     return np.asarray(arg) if type(arg) is HostArgument else arg
 
 
-def _read(array: jax.Array) -> bool | int:
+def _read(array: jax.Array | int) -> bool | int:
     """The value of a predicate, or the number of a branch.
 
     A process without devices of the program does not learn it, and goes whichever way: its results have no shards.
     """
+    if isinstance(array, int):  # the host has computed it
+        return array
     try:
         return item_of(array)
     except RuntimeError:

@@ -8,6 +8,7 @@ import collections
 import keyword
 from collections.abc import Collection, Iterator, Sequence
 
+from partjit.plan.ir.integers import computed_by_host
 from partjit.plan.ir.names import spelled
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.plan.ir.plan import PlanData
@@ -256,7 +257,7 @@ def said_of_fragment(fragment: Fragment[Value, Value]) -> str:
     """What is in a fragment, in words."""
     equations = counted(len(fragment.jaxpr.eqns), "equation")
     if fragment.by_one_device:
-        return f"{equations}, on one device"
+        return f"{equations}, {'on one device' if computed_by_host(fragment.jaxpr) is None else 'by the host'}"
     names = [*dict.fromkeys(call.callee.name for call in fragment.calls)]
     return f"{equations}, calls {', '.join(names)} as it runs" if names else equations
 
