@@ -213,13 +213,13 @@ def _with_types_of(aval: AbstractValue | None, mesh: Mesh) -> Mesh:
 
 
 def without_tokens(executable: MeshExecutable) -> None:
-    """Lets an executable that calls Python run as one that does not; for callers that wait for its results.
+    """Lets an executable that calls Python run as one that does not; for callers that see to its calls and failures.
 
     jax would keep a token of each execution, to wait for at exit, where it raises the errors of failed ones again; and
     it would not dispatch the executable from C++.
     """
     unsafe_call: Any = executable.unsafe_call
-    unsafe_call.has_host_callbacks = False
+    unsafe_call.has_host_callbacks = unsafe_call.has_unordered_effects = False
 
 
 @contextlib.contextmanager

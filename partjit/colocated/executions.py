@@ -2,7 +2,7 @@
 
 import contextvars
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import jax
 
@@ -112,11 +112,7 @@ def run_answering(
                     if isinstance(cause, Exception):
                         calls[which].specialization.failure(cause, calls[which].site).raise_()
                     raise cause from None
-                if _quotes_ctrl_c(error):
-                    raise KeyboardInterrupt from error
-                if type(error) is ValueError and str(error).startswith("INTERNAL: "):  # as C++ raises what XLA says
-                    raise jax.errors.JaxRuntimeError(str(error)) from None
-                raise
+                _raise_of_xla(error)
         numbers.give_back(number)
         return results
 
@@ -166,12 +162,19 @@ def _dispatched(
     except BaseException as error:
         if execution.interrupt is not None:
             raise execution.interrupt from None
-        if _quotes_ctrl_c(error):
-            raise KeyboardInterrupt from error
-        raise
+        _raise_of_xla(error)
     if execution.interrupt is not None:
         raise execution.interrupt
     return results
+
+
+def _raise_of_xla(error: BaseException) -> NoReturn:
+    """Raises what a dispatch has raised, as jax does."""
+    if _quotes_ctrl_c(error):
+        raise KeyboardInterrupt from error
+    if type(error) is ValueError and str(error).startswith("INTERNAL: "):  # as C++ raises what XLA says
+        raise jax.errors.JaxRuntimeError(str(error)) from None
+    raise error
 
 
 def _quotes_ctrl_c(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import AbstractValue, ShapedArray
-from jax.extend.core import Effect, Primitive
+from jax.extend.core import ClosedJaxpr, Effect, Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
@@ -30,7 +30,7 @@ from partjit.colocated.runtime.answering import answer
 from partjit.colocated.runtime.emission import END, hand_over
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
 
-__all__ = ["ANSWERED", "PLATFORMS", "emission_p", "emit_answered", "emit_call", "emit_end"]
+__all__ = ["ANSWERED", "PLATFORMS", "emission_p", "emit_answered", "emit_call", "emit_end", "has_other_effects"]
 
 PLATFORMS = frozenset({"cpu", "gpu", "cuda", "rocm"})
 """Those whose executables can call the hosts without stopping the devices of others.
@@ -53,6 +53,11 @@ class EmissionEffect(Effect):  # type: ignore[misc]  # jax gives the base class 
 
 
 _effect = EmissionEffect()
+
+
+def has_other_effects(jaxpr: ClosedJaxpr) -> bool:
+    """Whether a program with emitted calls has effects besides."""
+    return bool({*jaxpr.effects} - {_effect})
 
 
 @emission_p.def_effectful_abstract_eval

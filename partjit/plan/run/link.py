@@ -40,7 +40,7 @@ from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
 from partjit.colocated.executions import run_answering, run_emitting
 from partjit.colocated.ir.eager import DefaultSharding
-from partjit.colocated.ir.emission import ANSWERED
+from partjit.colocated.ir.emission import ANSWERED, has_other_effects
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.identity import in_scope_of_caller
@@ -189,7 +189,7 @@ def link(
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed, is_explicit=True)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     for lowered, executable in zip(fragments, executables, strict=True):
-        dispatch = _dispatcher(plan, lowered, executable, fast_paths)
+        dispatch = _dispatcher(plan, lowered, executable, fast_paths, on_cpu=may_wait)
         emitted = [
             EmittedCall(
                 _specialized(call, default, mesh, SpecializationForExecutables),
@@ -245,13 +245,21 @@ def _defined(code: CodeType, name: str, namespace: Mapping[str, Any]) -> Execute
 
 
 def _dispatcher(
-    plan: Plan, lowered: LoweredFragment, executable: MeshExecutable, fast_paths: dict[str, FastPath]
+    plan: Plan,
+    lowered: LoweredFragment,
+    executable: MeshExecutable,
+    fast_paths: dict[str, FastPath],
+    *,
+    on_cpu: bool,
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment, without a Python frame once it has run.
 
     It adds what C++ needs for that to `fast_paths`, unless a donated argument was left that the plan has to delete.
     """
-    if lowered.fragment.waits_for_calls:
+    fragment = lowered.fragment
+    # Its calls have a place in their stream, which is waited for at exit; its failure comes with its results.
+    is_seen_to = on_cpu and fragment.calls and fragment.outputs and not has_other_effects(fragment.jaxpr)
+    if fragment.waits_for_calls or is_seen_to:
         without_tokens(executable)
     consts = shard_constants(lowered.lowering, executable)
     out_tree = jax.tree.structure((0,) * len(lowered.fragment.jaxpr.out_avals))
