@@ -119,6 +119,27 @@ def test_of_several_devices_one_is_asked_which_branch_is_chosen_if_that_follows_
     assert rendezvous.logs["calls"] == [(2, 128), (5, 128), (8, 128), (11, 128)]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_accelerators_are_not_asked_what_the_host_cannot_compute(accelerators, count):
+    mesh = partjit.Mesh(accelerators[:count], ("x",))
+
+    def of_floats(step, x):
+        return step / 3 > 1.5
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(SMALL, jax.sharding.NamedSharding(mesh, P("x", None)))
+        by_host, on_devices = program(of_number), program(of_floats)
+        assert len(asked_of_one_device(by_host.plan(x, 0))) == 1
+        assert "equations, by the host" in str(by_host.plan(x, 0))
+        assert asked_of_one_device(on_devices.plan(x, 0)) == []
+        for number in range(6):
+            x = by_host(x, number)
+        for number in range(6):
+            x = on_devices(x, number)
+    colocated.wait()
+    assert rendezvous.logs["calls"] == [(2, 4), (5, 4), (5, 4)]
+
+
 def test_all_devices_make_the_call_where_what_it_gets_would_be_kept_for_it():
     with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
         large = np.ones((1024, 512), np.float32)

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from partjit._jax.arrays import as_numpy
 from partjit._jax.jaxprs import Atom, called_jaxpr, type_of
 
-__all__ = ["computed_by_host"]
+__all__ = ["computed_by_host", "is_computed_by_host"]
 
 _Function = Callable[..., Sequence[Any]]
 
@@ -68,6 +68,15 @@ def computed_by_host(jaxpr: ClosedJaxpr, otherwise: _Function = _refused) -> _Fu
             return otherwise(*args)
 
     return run
+
+
+def is_computed_by_host(eqn: JaxprEqn) -> bool:
+    """Whether an equation of a jaxpr is among what `computed_by_host` computes."""
+    try:
+        _Writer().equation(eqn, [f"x{k}" for k in range(len(eqn.invars))])
+    except _UnknownError:
+        return False
+    return True
 
 
 class _UnknownError(Exception):
@@ -177,11 +186,13 @@ class _Writer:
             return _constant(atom.val)
 
         for eqn in jaxpr.eqns:
-            operands = [*map(read, eqn.invars)]
-            called = called_jaxpr(eqn)
-            results = [self._result(eqn, operands)] if called is None else self.body(*called, operands)
-            names.update(zip(eqn.outvars, results, strict=True))
+            names.update(zip(eqn.outvars, self.equation(eqn, [*map(read, eqn.invars)]), strict=True))
         return [*map(read, jaxpr.outvars)]
+
+    def equation(self, eqn: JaxprEqn, operands: Sequence[str]) -> list[str]:
+        """Writes an equation with these operands; returns what its results are."""
+        called = called_jaxpr(eqn)
+        return [self._result(eqn, operands)] if called is None else self.body(*called, operands)
 
     def _result(self, eqn: JaxprEqn, operands: Sequence[str]) -> str:
         dtype = _integer_type(type_of(eqn.outvars[0]))

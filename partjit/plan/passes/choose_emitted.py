@@ -37,7 +37,7 @@ from partjit.plan.ir.nodes import (
     walk,
 )
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
-from partjit.plan.passes.from_numbers import operations_on_numbers
+from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -67,15 +67,15 @@ class Executables(NamedTuple):
         wait_for_calls: whether they can make others.
         on_one_cpu: whether they run on a single device, a CPU: there it costs little to dispatch one more, and one that
             makes calls blocks its caller.
-        numbers: the arguments of the program that the host has as numbers; none unless its executables run on CPU
-            devices of this process.
+        numbers: the arguments of the program that the host has as numbers; none unless its executables run on devices
+            of this process.
     """
 
     mesh: Mesh
     make_calls: bool
     wait_for_calls: bool
     on_one_cpu: bool = False
-    numbers: frozenset[Var] = frozenset()
+    numbers: Numbers = Numbers()
 
     @staticmethod
     def of(mesh: Mesh, default: Sharding | None, numbers: Collection[Var] = ()) -> "Executables":
@@ -96,7 +96,7 @@ class Executables(NamedTuple):
         here = jax.process_index()
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
-        known = frozenset(numbers) if is_here and platforms == {"cpu"} else frozenset[Var]()
+        known = Numbers(frozenset(numbers) if is_here else frozenset(), not platforms <= ANSWERED)
         return Executables(
             mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu, known
         )

@@ -28,9 +28,11 @@ from partjit.plan.ir.nodes import (
     variables,
 )
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
-from partjit.plan.passes.from_numbers import operations_on_numbers
+from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 
 __all__ = ["cut", "grouped", "head_of"]
+
+_NO_NUMBERS = Numbers()
 
 
 class _Graph:
@@ -103,7 +105,7 @@ def cut(
     can_be_answered: Callable[[ColocatedCall[Any, Any]], bool],
     *,
     reads_early: bool,
-    numbers: Collection[Var] = (),
+    numbers: Numbers = _NO_NUMBERS,
 ) -> VarBlock:
     """Cuts a block into groups of equations and calls, in the order in which they are taken up.
 

@@ -2,18 +2,20 @@
 
 A call that is made in every hundredth step is in a branch without results, whose predicate is a few operations on the
 number of the step. If that is a Python number, the host knows the predicate at once, without any device if it is of
-integers. Otherwise one device computes it, which takes a fraction of what all of them take to dispatch a program, or to
-ask in each step whether to call.
+integers. Otherwise one CPU device computes it, which takes a fraction of what all of them take to dispatch a program,
+or to ask in each step whether to call. An accelerator would compute it after all that it was given before.
 """
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from jax.extend.core import Literal, Var
 
 from partjit._jax.jaxprs import Atom, type_of
-from partjit.plan.ir.nodes import Branch, Equation, VarBlock, variables
+from partjit.plan.ir.integers import is_computed_by_host
+from partjit.plan.ir.nodes import Branch, Equation, VarBlock, VarNode, variables
 
-__all__ = ["operations_on_numbers"]
+__all__ = ["Numbers", "operations_on_numbers"]
 
 _MOST = 64
 """How many operations are few."""
@@ -22,7 +24,19 @@ _KINDS = frozenset("biuf")
 """The kinds of dtypes of numbers."""
 
 
-def operations_on_numbers(block: VarBlock, branches: Iterable[Branch], numbers: Collection[Var]) -> set[int]:
+class Numbers(NamedTuple):
+    """The arguments of a program that the host has as numbers.
+
+    Attributes:
+        variables: these.
+        by_host_alone: whether they tell a predicate only if the host computes it of integers: no device is asked.
+    """
+
+    variables: frozenset[Var] = frozenset()
+    by_host_alone: bool = False
+
+
+def operations_on_numbers(block: VarBlock, branches: Iterable[Branch], numbers: Numbers) -> set[int]:
     """The positions of the equations that compute predicates from numbers, and nothing else that is read.
 
     Args:
@@ -33,18 +47,20 @@ def operations_on_numbers(block: VarBlock, branches: Iterable[Branch], numbers: 
     Returns:
         The empty set unless that is all that some of the predicates depend on.
     """
-    if not numbers:
+    if not numbers.variables:
         return set()
     maker = {var: i for i, node in enumerate(block.nodes) for var in node.outputs}
     readers: dict[Var, set[int]] = {}
     for i, node in enumerate(block.nodes):
         for var in variables(node.inputs):
             readers.setdefault(var, set()).add(i)
-    known = {*numbers, *block.consts}
+    known = {*numbers.variables, *block.consts}
     leaving = {*variables(block.outputs)}
     found: set[int] = set()
     for branch in branches:
         own = _operations(block, branch.inputs[0], maker, known)
+        if numbers.by_host_alone and not all(_is_by_host(block.nodes[i]) for i in own):
+            continue
         position = block.nodes.index(branch)
         made = [var for i in own for var in block.nodes[i].outputs]
         given = leaving.union(variables(branch.captured))
@@ -73,6 +89,10 @@ def _operations(block: VarBlock, predicate: Atom, maker: dict[Var, int], known: 
             found.add(position)
             left += node.inputs
     return found
+
+
+def _is_by_host(node: VarNode) -> bool:
+    return isinstance(node, Equation) and is_computed_by_host(node.eqn)
 
 
 def _is_number(atom: Atom) -> bool:
