@@ -401,3 +401,27 @@ def test_a_call_that_fails_ends_the_loop_there(mesh):
         program(1.0).block_until_ready()
     colocated.wait()
     assert rendezvous.logs["calls"] == [("log", 0), ("log", 2), ("log", 4)]
+
+
+@pytest.mark.parametrize("on_devices", [False, True])
+@pytest.mark.parametrize("body", ["gives", "takes"])
+def test_a_branch_reads_a_number_that_loops_around_it_pass_on_unchanged(body, on_devices, request):
+    if not on_devices:
+        request.getfixturevalue("by_the_host")
+    c = colocated_calls("auto")
+
+    def loop(fix, log, x):
+        def inner(state, j):
+            scale, x = state
+            if body == "gives":
+                return (scale, lax.cond(j == 1, lambda: fix(j, x) * scale, lambda: x)), None
+            lax.cond(j == 1, lambda: log(x * scale), lambda: None)
+            return (scale, x + 1), None
+
+        return lax.scan(lambda x, i: (lax.scan(inner, (2.0, x), jnp.arange(3))[0][1], None), x, jnp.arange(2))[0]
+
+    program = pjit(lambda x: loop(c.fix, c.log, x))
+    x = jnp.float32(1.0)
+    assert float(program(x)) == float(loop(lambda i, x: x * 0.5 + jnp.float32(i), lambda x: None, x))
+    colocated.wait()
+    assert len(rendezvous.logs["calls"]) == 2

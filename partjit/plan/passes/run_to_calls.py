@@ -146,8 +146,9 @@ def _run_from_call(loop: VarLoop, branch: VarBranch, before: Builder) -> VarLoop
         def iteration(state: Any) -> Any:
             _, is_first, (carried, given) = state
             values = known([*captured, *carried])
-            way = jnp.where(is_first, len(ways), values[branch.inputs[0]])
-            given = jax.lax.switch(way, [*ways, lambda *_: given], *(values[var] for var in branch.captured))
+            way = jnp.where(is_first, len(ways), _read(values, branch.inputs[0]))
+            read = [_read(values, atom) for atom in branch.captured]
+            given = jax.lax.switch(way, [*ways, lambda *_: given], *read)
             carried = run(*captured, *carried, *given)
             goes_on = _has_more(loop, carried) & ~_needs_call([branch], known([*captured, *carried]))
             return goes_on, jnp.zeros((), bool), (carried, given)
@@ -176,7 +177,12 @@ def _has_more(loop: VarLoop, carried: Sequence[jax.Array]) -> jax.Array:
 
 def _computed(heads: Heads, values: Mapping[Any, Any]) -> list[jax.Array]:
     """What heads compute; what their branch captures is among these values."""
-    return heads.compute(*(values[var] for var in heads.branch.captured[: -len(heads.results) or None]))
+    return heads.compute(*(_read(values, atom) for atom in heads.branch.captured[: -len(heads.results) or None]))
+
+
+def _read(values: Mapping[Any, Any], atom: Atom) -> jax.Array:
+    """A literal, or what a variable is among these values."""
+    return values[atom] if isinstance(atom, Var) else jnp.asarray(atom.val, type_of(atom).dtype)
 
 
 def _nothing(variables: Iterable[Var]) -> list[jax.Array]:
@@ -207,7 +213,7 @@ def _needs_call(branches: Sequence[VarBranch], values: Mapping[Any, Any]) -> jax
     for branch in branches:
         for k, inner in enumerate(branch.blocks):
             if _calls(inner):
-                needed |= values[branch.inputs[0]] == k
+                needed |= _read(values, branch.inputs[0]) == k
     return needed
 
 
