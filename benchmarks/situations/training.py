@@ -68,6 +68,11 @@ def log_with_step(place: Place, iterations: int) -> Situation:
     return _logged(place, iterations, host.log_step, with_step=True)
 
 
+def log_now_and_then(place: Place, iterations: int) -> Situation:
+    """The same for every tenth step; in a program, the step itself says when, in a `lax.cond`."""
+    return _logged(place, iterations, host.log_step, with_step=True, every=10)
+
+
 def log_metrics(place: Place, iterations: int) -> Situation:
     """40 numbers of each step are logged, as a dict."""
 
@@ -78,9 +83,15 @@ def log_metrics(place: Place, iterations: int) -> Situation:
 
 
 def _logged(
-    place: Place, iterations: int, record: Any, shown_of: Any = lambda loss: loss, *, with_step: bool = False
+    place: Place,
+    iterations: int,
+    record: Any,
+    shown_of: Any = lambda loss: loss,
+    *,
+    with_step: bool = False,
+    every: int = 1,
 ) -> Situation:
-    """What is shown of the loss of each step is logged."""
+    """What is shown of the loss is logged, in each step or in some."""
     params, batch = new_params(place), batch_for(place)
 
     def updated(params: Any, batch: Any) -> Any:
@@ -99,7 +110,8 @@ def _logged(
             own, calls = jax.tree.map(jnp.copy, params), []
             for step in range(iterations):
                 own, loss = jitted(own, batch)
-                calls.append(submit(*logged(step, loss)))
+                if step % every == 0:
+                    calls.append(submit(*logged(step, loss)))
             end(calls)
             return jax.block_until_ready(own), host.seen()
 
@@ -110,7 +122,10 @@ def _logged(
 
         def train_step(params: Any, batch: Any, step: Any) -> Any:
             params, loss = updated(params, batch)
-            call(*logged(step, loss))
+            if every == 1:
+                call(*logged(step, loss))
+            else:
+                lax.cond(step % every == 0, lambda: nothing(call(*logged(step, loss))), nothing)
             return params
 
         called = wrap(train_step, donate_argnums=0)
@@ -146,54 +161,6 @@ def _logged(
             f"{OURS}, mode='inline'": within(pjit, inline, ended),
             IO: within(jax.jit, functools.partial(callback, IO, record, None), finished),
             DEBUG: within(jax.jit, functools.partial(callback, DEBUG, record, None), finished),
-        },
-    )
-
-
-def log_now_and_then(place: Place, iterations: int) -> Situation:
-    """The number and the loss of every tenth step are logged; the step itself says when, in a `lax.cond`."""
-    params, batch = new_params(place), batch_for(place)
-    jitted, ours = jax.jit(update, donate_argnums=0), colocated.colocated_python(host.log_step, out_specs_fn=nothing)
-
-    def is_due(step: Any) -> Any:
-        return step % 10 == 0
-
-    def plain(submit: Any, end: Any) -> Run:
-        def run() -> Any:
-            own, calls = jax.tree.map(jnp.copy, params), []
-            for step in range(iterations):
-                own, loss = jitted(own, batch)
-                if is_due(step):
-                    calls.append(submit(step, loss))
-            end(calls)
-            return jax.block_until_ready(own), host.seen()
-
-        return run
-
-    def within(wrap: Any, call: Any, end: Any) -> Run:
-        def train_step(params: Any, batch: Any, step: Any) -> Any:
-            params, loss = update(params, batch)
-            lax.cond(is_due(step), lambda: call(step, loss) and None, nothing)
-            return params
-
-        called = wrap(train_step, donate_argnums=0)
-
-        def run() -> Any:
-            own = jax.tree.map(jnp.copy, params)
-            for step in range(iterations):
-                own = called(own, batch, step)
-            return end(own), host.seen()
-
-        return run
-
-    return Situation(
-        iterations,
-        {
-            BY_HAND: plain(host.log_step, nothing),
-            THREAD: plain(functools.partial(_pool.submit, host.log_step), waited_for),
-            OURS: within(pjit, ours, ended),
-            IO: within(jax.jit, functools.partial(callback, IO, host.log_step, None), finished),
-            DEBUG: within(jax.jit, functools.partial(callback, DEBUG, host.log_step, None), finished),
         },
     )
 
