@@ -88,6 +88,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "log": Entry(training.log, 50, 200),
     "log(step, loss)": Entry(training.log_with_step, 50, 200),
     "log every 10th step": Entry(training.log_now_and_then, 100, 200),
+    "log every 10th step, counted in the state": Entry(training.log_as_counted, 100, 200),
     "log of 40 metrics": Entry(training.log_metrics, 50, 100),
     "slow loader": Entry(training.slow_loader, 20, 50),
     "checkpoints": Entry(training.checkpoints, 20, 50),

@@ -64,9 +64,9 @@ def makes_calls(eqn: JaxprEqn) -> bool:
 
 @weakref_cache
 def chooses_whether_to_call(jaxpr: Jaxpr) -> bool:
-    """Whether there is, at any depth, a branch that makes calls and has no results."""
+    """Whether there is, at any depth, a branch that makes calls."""
     return any(
-        (eqn.primitive.name == "cond" and not eqn.outvars) or any(map(chooses_whether_to_call, inner_jaxprs(eqn)))
+        eqn.primitive.name == "cond" or any(map(chooses_whether_to_call, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
         if makes_calls(eqn)
     )

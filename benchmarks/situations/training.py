@@ -73,6 +73,11 @@ def log_now_and_then(place: Place, iterations: int) -> Situation:
     return _logged(place, iterations, host.log_step, with_step=True, every=10)
 
 
+def log_as_counted(place: Place, iterations: int) -> Situation:
+    """The same, where a program counts its steps in its state. A loop by hand counts them itself."""
+    return _logged(place, iterations, host.log_step, with_step=True, every=10, is_counted=True)
+
+
 def log_metrics(place: Place, iterations: int) -> Situation:
     """40 numbers of each step are logged, as a dict."""
 
@@ -90,8 +95,9 @@ def _logged(
     *,
     with_step: bool = False,
     every: int = 1,
+    is_counted: bool = False,
 ) -> Situation:
-    """What is shown of the loss is logged, in each step or in some."""
+    """What is shown of the loss is logged, in each step or in some; the number of the step may be in the state."""
     params, batch = new_params(place), batch_for(place)
 
     def updated(params: Any, batch: Any) -> Any:
@@ -128,12 +134,22 @@ def _logged(
                 lax.cond(step % every == 0, lambda: nothing(call(*logged(step, loss))), nothing)
             return params
 
-        called = wrap(train_step, donate_argnums=0)
+        def counting_step(state: Any, batch: Any) -> Any:
+            params, step = state
+            return train_step(params, batch, step), step + 1
+
+        called = wrap(counting_step if is_counted else train_step, donate_argnums=0)
 
         def run() -> Any:
             own = jax.tree.map(jnp.copy, params)
-            for step in range(iterations):
-                own = called(own, batch, step)
+            if is_counted:
+                state = own, place.replicate(np.int32(0))
+                for _ in range(iterations):
+                    state = called(state, batch)
+                own = state[0]
+            else:
+                for step in range(iterations):
+                    own = called(own, batch, step)
             return end(own), host.seen()
 
         return run

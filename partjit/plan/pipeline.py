@@ -16,6 +16,7 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import Atom, type_of
 from partjit._jax.shardings import MaybeSharding, or_unspecified
 from partjit.arguments import known_paths
+from partjit.calls import chooses_whether_to_call
 from partjit.colocated.runtime.streams import Stream
 from partjit.devices import is_over_processes
 from partjit.plan.ir.legality import check_stage
@@ -43,6 +44,7 @@ from partjit.plan.passes.emit import emit
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
+from partjit.plan.passes.from_numbers import counted, counters_among, with_own_predicates
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
 from partjit.plan.passes.own_shards import own_shards
@@ -91,7 +93,14 @@ def structured(
             ),
             "structured",
         ),
-        *([] if executables is None else [(partial(choose_emitted, executables=executables), "structured")]),
+        *(
+            []
+            if executables is None
+            else [
+                (partial(with_own_predicates, numbers=executables.numbers), "structured"),
+                (partial(choose_emitted, executables=executables), "structured"),
+            ]
+        ),
         (rotate, "structured"),
         (run_to_calls, "structured"),
         (merge, "structured"),
@@ -224,8 +233,15 @@ def make_plan(
     if mesh.empty:
         mesh = next(meshes_of_shard_maps(jaxpr.jaxpr), mesh)
     default = default_without_mesh(mesh, in_shardings)
-    executables = Executables.of(mesh, default, [jaxpr.jaxpr.invars[i] for i in numbers if not donated[i]])
+    arguments = jaxpr.jaxpr.invars
+    known = [arguments[i] for i in numbers if not donated[i]]
+    counters: Collection[Var] = ()
+    if chooses_whether_to_call(jaxpr.jaxpr):
+        arrays = [var for i, var in enumerate(arguments) if i not in numbers and _has_whole_numbers(in_shardings[i])]
+        counters = counters_among(inline(Block.of_jaxpr(jaxpr), caller), arrays, known)
+    executables = Executables.of(mesh, default, known, counters)
     program = structured(jaxpr, mesh, caller, executables)
+    along = counted(program, executables.numbers)
     check_devices(program, mesh)
     shardings: dict[Var, Sharding | None] = {}
     edges = _Edges("program", in_shardings, out_shardings, donated)
@@ -234,7 +250,7 @@ def make_plan(
         program, shardings = named, {}
         partitioned = _partitioned(program, edges, executables, default, shardings)
     # Which the plan's source means something else by.
-    names = Names("wait", "release", "read", "range", "_")
+    names = Names("wait", "release", "read", "know", "range", "_")
     info = jaxpr.jaxpr.debug_info
     paths = known_paths(info.arg_names, len(in_shardings), "x[{}]")
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
@@ -246,7 +262,8 @@ def make_plan(
     bound = transfers(bound, names, default, is_left_to_calls=not is_over_processes(mesh))
     block = pin(bound.block, bound.constants)
     released = may_release(block.inputs, donated, [value.aval for value in block.outputs]) - shared_by_branches(block)
-    donating, _ = donations(block, released, released)
+    own_counters = {block.inputs[i] for i in along.inputs} if along is not None else set()
+    donating, _ = donations(block, released - own_counters, released)
     released -= kept_by_branches(donating)
     plan = Plan(
         name,
@@ -259,6 +276,12 @@ def make_plan(
         tuple(bound.constants.items()),
         released,
         agree,
+        along,
     )
     verify(plan, program)
     return plan
+
+
+def _has_whole_numbers(sharding: MaybeSharding) -> bool:
+    """Whether each device has the number itself, and no summand of it."""
+    return not (isinstance(sharding, NamedSharding) and sharding.spec.unreduced)

@@ -154,6 +154,22 @@ def with_a_result(i, x):
     return jax.lax.cond(i % 3 == 2, lambda: (save(i, x), x)[1], lambda: x + 1)
 
 
+def of_an_array(i, x):
+    jax.lax.cond((i % 3 == 2) & (x[0, 0] > 0), lambda: save(i, x), lambda: None)
+
+
+@pytest.mark.parametrize("body", [with_a_result, of_an_array])
+def test_all_devices_decide_where_they_have_to(body):
+    with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
+        step = pjit(lambda i, x: body(i, x))
+        ones = np.ones((4, 4), np.float32)
+        assert asked_of_one_device(step.plan(0, ones)) == []
+        for i in range(4):
+            step(i, ones)
+    colocated.wait()
+    assert rendezvous.logs["calls"] == [(2, 16)]
+
+
 def of_what_leaves(i, x):
     is_due = i % 3 == 2
     jax.lax.cond(is_due, lambda: save(i, x), lambda: None)
@@ -171,16 +187,18 @@ def of_what_is_captured(i, x):
     jax.lax.cond(left == 2, lambda: save(i, x + left - 2), lambda: None)
 
 
-def of_an_array(i, x):
-    jax.lax.cond((i % 3 == 2) & (x[0, 0] > 0), lambda: save(i, x), lambda: None)
+def of_what_decides_twice(i, x):
+    is_due = i % 3 == 2
+    jax.lax.cond(is_due, lambda: save(i, x), lambda: None)
+    jax.lax.cond(is_due & (i > 2), lambda: save(i, x), lambda: None)
 
 
-@pytest.mark.parametrize("body", [with_a_result, of_what_leaves, of_what_is_used, of_what_is_captured, of_an_array])
-def test_all_devices_decide_where_others_need_what_decides(body):
+@pytest.mark.parametrize("body", [of_what_leaves, of_what_is_used, of_what_is_captured, of_what_decides_twice])
+def test_what_others_need_as_well_is_computed_a_second_time(body):
     with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
         step = pjit(lambda i, x: body(i, x))
         ones = np.ones((4, 4), np.float32)
-        assert asked_of_one_device(step.plan(0, ones)) == []
+        assert asked_of_one_device(step.plan(0, ones))
         for i in range(4):
             step(i, ones)
     colocated.wait()

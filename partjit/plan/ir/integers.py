@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from partjit._jax.arrays import as_numpy
 from partjit._jax.jaxprs import Atom, called_jaxpr, type_of
 
-__all__ = ["computed_by_host", "is_computed_by_host"]
+__all__ = ["computed_by_host", "is_computed_by_host", "on_python_integers"]
 
 _Function = Callable[..., Sequence[Any]]
 
@@ -42,18 +42,10 @@ def computed_by_host(jaxpr: ClosedJaxpr, otherwise: _Function = _refused) -> _Fu
         >>> is_due(99), is_due(100)
         ((True,), (False,))
     """
-    writer = _Writer()
-    try:
-        results = writer.body(jaxpr.jaxpr, jaxpr.consts, [f"x{k}" for k in range(len(jaxpr.in_avals))])
-        limits = [_limits(_integer_type(aval)) for aval in jaxpr.in_avals]
-    except _UnknownError:
+    compute = on_python_integers(jaxpr)
+    if compute is None:
         return None
-    names = ", ".join(f"x{k}" for k in range(len(limits)))
-    returned = "".join(f"{result}, " for result in results)
-    lines = "".join(f"    {line}\n" for line in writer.lines)
-    namespace = dict(_FUNCTIONS)
-    exec(f"def compute({names}):\n{lines}    return ({returned})\n", namespace)
-    compute: _Function = namespace["compute"]
+    limits = [_limits(_integer_type(aval)) for aval in jaxpr.in_avals]
 
     def run(*args: Any) -> Sequence[Any]:
         numbers = []
@@ -68,6 +60,27 @@ def computed_by_host(jaxpr: ClosedJaxpr, otherwise: _Function = _refused) -> _Fu
             return otherwise(*args)
 
     return run
+
+
+def on_python_integers(jaxpr: ClosedJaxpr) -> _Function | None:
+    """What `computed_by_host` calls: it takes integers of Python in the ranges of their types.
+
+    It raises ZeroDivisionError where something is divided by 0.
+    """
+    writer = _Writer()
+    try:
+        for aval in jaxpr.in_avals:
+            _integer_type(aval)
+        results = writer.body(jaxpr.jaxpr, jaxpr.consts, [f"x{k}" for k in range(len(jaxpr.in_avals))])
+    except _UnknownError:
+        return None
+    names = ", ".join(f"x{k}" for k in range(len(jaxpr.in_avals)))
+    returned = "".join(f"{result}, " for result in results)
+    lines = "".join(f"    {line}\n" for line in writer.lines)
+    namespace = dict(_FUNCTIONS)
+    exec(f"def compute({names}):\n{lines}    return ({returned})\n", namespace)
+    compute: _Function = namespace["compute"]
+    return compute
 
 
 def is_computed_by_host(eqn: JaxprEqn) -> bool:

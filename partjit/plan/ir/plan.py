@@ -8,12 +8,27 @@ program alone.
 
 import dataclasses
 
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Node, Transfer, Value, walk
 
-__all__ = ["PlanData"]
+__all__ = ["Counted", "PlanData"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Counted:
+    """Integers among the results of a program that the host computes as well, from those among the arguments.
+
+    Attributes:
+        jaxpr: the closed jaxpr of the ones from the others.
+        inputs, outputs: the positions of these arguments and results.
+    """
+
+    jaxpr: ClosedJaxpr
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +46,7 @@ class PlanData:
         released: the inputs whose memory the caller gives up, and that a result could take over.
         agree: whether its processes agree before each fragment, or else only before the first execution; "ahead" if
             they need not wait for that where a fragment takes nothing away.
+        counted: what the host counts along, to know which branch the next execution chooses; None if nothing.
     """
 
     name: str
@@ -43,6 +59,7 @@ class PlanData:
     constants: tuple[tuple[Value, ArrayLike], ...]
     released: frozenset[Value]
     agree: bool | str = True
+    counted: Counted | None = None
 
     @property
     def fragments(self) -> tuple[Fragment[Value, Value], ...]:

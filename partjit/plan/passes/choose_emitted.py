@@ -67,7 +67,7 @@ class Executables(NamedTuple):
         wait_for_calls: whether they can make others.
         on_one_cpu: whether they run on a single device, a CPU: there it costs little to dispatch one more, and one that
             makes calls blocks its caller.
-        numbers: the arguments of the program that the host has as numbers; none unless its executables run on devices
+        numbers: the arguments of the program whose numbers the host knows; none unless its executables run on devices
             of this process.
     """
 
@@ -78,13 +78,16 @@ class Executables(NamedTuple):
     numbers: Numbers = Numbers()
 
     @staticmethod
-    def of(mesh: Mesh, default: Sharding | None, numbers: Collection[Var] = ()) -> "Executables":
+    def of(
+        mesh: Mesh, default: Sharding | None, numbers: Collection[Var] = (), counters: Collection[Var] = ()
+    ) -> "Executables":
         """Those of a program.
 
         Args:
             mesh: its mesh, maybe empty.
             default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
             numbers: those of its arguments that the host has as numbers.
+            counters: those that it counts along.
         """
         if is_abstract_mesh(mesh):  # planned as for devices of this process
             devices, platforms = [], {platform_of(mesh) or jax.default_backend()}
@@ -96,7 +99,7 @@ class Executables(NamedTuple):
         here = jax.process_index()
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
-        known = Numbers(frozenset(numbers) if is_here else frozenset(), not platforms <= ANSWERED)
+        known = Numbers(frozenset(numbers), frozenset(counters), not platforms <= ANSWERED) if is_here else Numbers()
         return Executables(
             mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu, known
         )

@@ -119,7 +119,8 @@ def _given_as_it_is(block: ValueBlock, output: Value) -> Iterator[Value]:
 
 
 def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) -> Fragment[Value, Value]:
-    free = [] if fragment.waits_for_calls else [*fragment.outputs]  # what it is given remains, should a call fail
+    # What it is given remains, should a call fail; and one device has not got the memory of all.
+    free = [] if fragment.waits_for_calls or fragment.by_one_device else [*fragment.outputs]
     flags = []
     for value in fragment.inputs:
         result = next((result for result in free if _fits(value, result)), None)

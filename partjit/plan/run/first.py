@@ -33,14 +33,20 @@ def after_first(plan: Plan) -> PlanData | None:
     position = {value: i for i, value in enumerate(plan.inputs)}
     taken = [position.get(value, -1) for value in first.inputs]
     donated = {value for value, is_donated in zip(first.inputs, first.donated, strict=True) if is_donated}
-    if -1 in taken or taken != sorted({*taken}) or not plan.released <= donated:
+    counted = plan.counted
+    counters = set() if counted is None else {plan.inputs[i] for i in counted.inputs}
+    if -1 in taken or taken != sorted({*taken}) or not plan.released <= donated | counters:
         return None
-    read = {*plan.outputs}
+    read = {*plan.outputs, *counters}
     for node in walk(plan.nodes[1:]):
         read.update(node.inputs, *(block.outputs for block in blocks_of(node)))
     inputs = (*first.outputs, *(value for value in plan.inputs if value in read))
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(PlanData)}
-    return PlanData(**{**fields, "inputs": inputs, "nodes": plan.nodes[1:], "released": frozenset()})
+    if counted is not None:
+        positions = tuple(inputs.index(plan.inputs[i]) for i in counted.inputs)
+        counted = dataclasses.replace(counted, inputs=positions)
+    rest = {"inputs": inputs, "nodes": plan.nodes[1:], "released": plan.released - donated, "counted": counted}
+    return PlanData(**{**fields, **rest})
 
 
 class AfterFirst:

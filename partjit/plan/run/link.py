@@ -44,7 +44,7 @@ from partjit.colocated.ir.emission import ANSWERED, has_other_effects
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.identity import in_scope_of_caller
-from partjit.colocated.runtime.host_values import HostArgument
+from partjit.colocated.runtime.host_values import Destination, HostArgument
 from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.specialization import Specialization
@@ -57,6 +57,7 @@ from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
+from partjit.plan.run.counters import counting_along, given_numbers, reading_counters
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
@@ -183,6 +184,10 @@ def link(
     """
     fast_paths: dict[str, FastPath] = {}
     namespace: dict[str, Any] = {"wait": value_of, "read": _read, "release": _release}
+    counters: set[Value] = set()
+    if plan.counted is not None:
+        counters.update(plan.inputs[i] for i in plan.counted.inputs)
+        namespace["know"] = counting_along(plan.counted)
     agreement = agreement_for(plan)
     for value, constant in plan.constants:
         namespace[value.name] = _put(constant, typed_on(mesh, value.sharding or default.sharding))
@@ -205,6 +210,8 @@ def link(
         if lowered.fragment.by_one_device:
             on_device = partial(_by_one_device, dispatch)
             run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device) or on_device
+            if not counters.isdisjoint(lowered.fragment.inputs):
+                run_fragment = reading_counters(run_fragment)
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
             on_zeros = zeros_of(plan, lowered.fragment, partial(_sharding_of, mesh, default))
@@ -217,6 +224,12 @@ def link(
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             run_call = _caller(call, _specialized(call, default, mesh, Specialization), own)
+            if not counters.isdisjoint(call.inputs):
+                sharding_of = partial(_sharding_of, mesh, default)
+                run_call = given_numbers(
+                    run_call,
+                    [Destination(v.aval, sharding_of(v), True) if v in counters else None for v in call.inputs],
+                )
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:

@@ -1,6 +1,7 @@
 """The plan as a Python function: one line for each thing that the calling thread does.
 
-The names of fragments, calls, transfers and of `wait`, `read` and `release` are filled in when the plan is compiled.
+The names of fragments, calls, transfers and of `wait`, `read`, `know` and `release` are filled in when the plan is
+compiled.
 Broken plans are written as well, for the message that says what is wrong with them.
 """
 
@@ -37,10 +38,16 @@ def names_of_results(plan: PlanData) -> list[str]:
 
 def _emitted(plan: PlanData, names: "_Names", is_agreed: bool) -> str:
     lines = [f"def {_identifier(plan)}({names.listed(plan.inputs)}):"]
-    kept = {*plan.outputs, *(value for value, _ in plan.constants)}
+    counters = [] if plan.counted is None else [plan.inputs[i] for i in plan.counted.inputs]
+    kept = {*plan.outputs, *counters, *(value for value, _ in plan.constants)}
     moved = {value for node in walk(plan.nodes) if isinstance(node, Branch) for value in node.given}
     writer = _Writer(names, plan.released - moved, is_agreed)
     lines += _indented([*writer.block(plan.nodes, plan.inputs, kept, set())])
+    if plan.counted is not None:
+        values = [*(plan.outputs[i] for i in plan.counted.outputs), *counters]
+        lines.append(f"    know({names.listed(values)})  # {counted(len(plan.counted.jaxpr.eqns), 'equation')}")
+        released = [value for value in counters if value in plan.released]
+        lines += [f"    release({names.listed(released)})"] if released else []
     lines.append(f"    return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})")
     return "\n".join(lines) + "\n"
 
@@ -273,7 +280,15 @@ def _comment(node: Node) -> str:
 
 def _identifier(plan: PlanData) -> str:
     name = spelled(plan.name)
-    taken = {"wait", "release", "read", "range", "_", "__debug__"}  # Python allows no other meaning of the last one
+    taken = {
+        "wait",
+        "release",
+        "read",
+        "know",
+        "range",
+        "_",
+        "__debug__",
+    }  # Python allows no other meaning of the last one
     taken.update(node.name for node in walk(plan.nodes))
     taken.update(value.name for value, _ in plan.constants)
     return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else f"program_{name}"

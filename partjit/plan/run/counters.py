@@ -1,0 +1,105 @@
+"""Integers that the host counts along: it knows them before the devices have computed them.
+
+A program that counts its steps in a state returns `state.step + 1`, which is in time an array like others. The host
+computes the same of the number that it knows of `state.step`, and remembers it for as long as the array lives. So the
+next execution knows its step without waiting for the devices. What users read is still the array.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partjit._jax.arrays import ArrayImpl, item_of
+from partjit.colocated.runtime.host_values import Destination
+from partjit.plan.ir.integers import computed_by_host, on_python_integers
+from partjit.plan.ir.plan import Counted
+
+__all__ = ["counting_along", "given_numbers", "reading_counters"]
+
+
+class _Number(weakref.ref[ArrayImpl]):
+    """A reference to an array, with the number that it has, and its id."""
+
+    __slots__ = ("key", "number")
+
+    key: int
+    number: int
+
+
+_ARRAYS = frozenset({ArrayImpl})
+_known: dict[int, _Number] = {}
+"""By the ids of arrays."""
+
+
+def _forget(gone: _Number) -> None:
+    if _known.get(gone.key) is gone:
+        _known.pop(gone.key, None)  # another thread may have been quicker
+
+
+def _know(array: ArrayImpl, number: int) -> None:
+    known = _Number(array, _forget)
+    known.key, known.number = id(array), number
+    _known[known.key] = known
+
+
+def _number_of(array: ArrayImpl) -> int:
+    """The number in an array; waits for the devices if it is not known yet."""
+    known = _known.get(id(array))
+    if known is not None and known() is array:
+        return known.number
+    number: int = item_of(array)
+    _know(array, number)
+    return number
+
+
+def reading_counters(compute: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """A function of what the host computes, of arrays in place of their numbers."""
+
+    def run(*args: Any) -> Sequence[Any]:
+        return compute(*[_number_of(arg) if type(arg) is ArrayImpl else arg for arg in args])
+
+    return run
+
+
+def given_numbers(
+    call: Callable[..., Sequence[Any]], destinations: Sequence[Destination | None]
+) -> Callable[..., Sequence[Any]]:
+    """A call that is given numbers in place of arrays, which need be neither computed nor kept for it.
+
+    Args:
+        call: what makes the call.
+        destinations: of its arguments that the host counts along, where they are if the function wants arrays.
+    """
+
+    def run(*args: Any) -> Sequence[Any]:
+        return call(
+            *[
+                arg if to is None or type(arg) is not ArrayImpl else to.argument(_number_of(arg))
+                for arg, to in zip(args, destinations, strict=True)
+            ]
+        )
+
+    return run
+
+
+def counting_along(counted: Counted) -> Callable[..., None]:
+    """A function of the results and then the arguments that the host counts along: afterwards it knows the former."""
+    of_integers, of_anything = on_python_integers(counted.jaxpr), computed_by_host(counted.jaxpr, lambda *_: ())
+    assert of_integers is not None, "the equations were chosen so"
+    assert of_anything is not None
+    count = len(counted.outputs)
+
+    def know(*values: Any) -> None:
+        args = values[count:]
+        try:
+            if _ARRAYS.issuperset(map(type, args)):
+                numbers = of_integers(*map(_number_of, args))
+            else:
+                numbers = of_anything(*[_number_of(arg) if type(arg) is ArrayImpl else arg for arg in args])
+        except ZeroDivisionError:
+            return
+        for array, number in zip(values, numbers, strict=False):
+            if type(array) is ArrayImpl:
+                _know(array, number)
+
+    return know
