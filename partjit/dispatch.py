@@ -30,12 +30,12 @@ from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import has_high_types, is_eager, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
-from partjit.arguments import Function, require_values
+from partjit.arguments import Function, parameter_names, positions, require_values
 from partjit.attempt import Attempt
 from partjit.calls import is_program_with_calls
 from partjit.compile import Program
 from partjit.evaluate import are_pending, function_of, run_equation
-from partjit.host_objects import given
+from partjit.host_objects import HostReference, calling_with, given
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
@@ -89,6 +89,9 @@ class CacheMiss:
         # What looks for a call among the last ones before anything else; None where other processes may have to know of
         # the call before it is found, or where it has to be changed to be found.
         self._recognized: Callable[..., Outcome | None] | None = None
+        self._places: dict[
+            int, list[tuple[int, HostReference]]
+        ] = {}  # of host arguments, by the number of positional ones
         self._let_in = 0  # how many of the entries of the C++ functions let others in
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
@@ -128,6 +131,23 @@ class CacheMiss:
             self._let_others_in(args, kwargs)
         return self._recognized(args, kwargs, retires=retires)
 
+    def _with_objects(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, retires: bool = False
+    ) -> Outcome | None:
+        """As `recent.outcome`, of a program with host arguments."""
+        if self.recent is None or not is_eager():
+            return None
+        definition, count = self._definition, len(args)
+        places = self._places.get(count)
+        if places is None:
+            names, numbers = parameter_names(definition.signature, count), positions(definition.host[0], count)
+            places = self._places[count] = [(i, HostReference(definition.name, names[i])) for i in sorted(numbers)]
+        objects = {reference: args[i] for i, reference in places}
+        for name in definition.host[1] if kwargs else ():
+            if name in kwargs:
+                objects[HostReference(definition.name, name)] = kwargs[name]
+        return calling_with(objects, self.recent.outcome, args, kwargs, retires=retires)
+
     def _last_agreement(self) -> "Agreement | None":
         return (self if self.of_arrays is None else self.of_arrays[1])._agreement
 
@@ -165,8 +185,8 @@ class CacheMiss:
                 self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
                 self.recent.remember(args, kwargs, program.in_tree, leaves, plan, placing, run, program.out_tree)
                 self._is_of_one_process = self._is_of_one_process and self._agreement is None
-                is_found_as_it_is = self.of_arrays is None and self._definition.host == ((), ())
-                self._recognized = self.recent.outcome if self._is_of_one_process and is_found_as_it_is else None
+                find = self.recent.outcome if self._definition.host == ((), ()) else self._with_objects
+                self._recognized = find if self._is_of_one_process and self.of_arrays is None else None
             return run(placing.apply(values), program.out_tree), None, False
         try:
             outs, executable, consts = run_equation(values, **program.params)

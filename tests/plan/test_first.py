@@ -298,3 +298,47 @@ def test_several_threads_at_once(by_front):
     for thread in threads:
         thread.join()
     assert found == [5.0] * 4
+
+
+note_text = colocated_python(
+    lambda text, *xs: rendezvous.logs["log"].append([text, *(np.asarray(x).tolist() for x in xs)]),
+    stream="log",
+    **nothing,
+)
+
+
+@pytest.mark.parametrize("is_donated", [False, True])
+def test_programs_with_objects_of_the_host_are_dispatched_by_cpp(by_front, is_donated):
+    def step(x, text, scale=2.0, *, note="no note", how=None):
+        note_text(text, note, jnp.sum(x))
+        return x * scale if how is None else x - 1
+
+    options = {"host_argnums": 1, "host_argnames": "note", "static_argnames": "how"}
+    step = pjit(step, donate_argnums=(0,) if is_donated else (), **options)
+    calls = [((), {}), ((2.0,), {}), ((), {"note": "a note"}), ((), {"how": "down"}), ((), {"how": "down", "note": 1})]
+    for i, (args, kwargs) in enumerate(calls * 4):
+        x = jnp.float32(np.ones(3))
+        given = x if is_donated else x + 0
+        by_front.clear()
+        y = step(given, f"text {i}", *args, **kwargs)
+        assert y.tolist() == [0.0 if "how" in kwargs else 2.0] * 3
+        assert given.is_deleted() == is_donated
+        assert logged("log") == [[f"text {i}", kwargs.get("note", "no note"), 3.0]]
+        # The first two of each kind are compared in Python, or run the fragment for the first time.
+        assert i < 2 * len(calls) or by_front == [True]
+
+
+def test_of_many_static_arguments_each_has_its_own_result(by_front):
+    @functools.partial(pjit, static_argnums=1)
+    def step(x, k):
+        note_log(jnp.sum(x) + k)
+        return x * k
+
+    for _ in range(4):
+        for k in range(1, 8):
+            assert step(jnp.ones(2), k).tolist() == [k, k]
+            assert logged("log") == [[2.0 + k]]
+    for _ in range(2):
+        by_front.clear()
+        assert step(jnp.ones(2), 7).tolist() == [7, 7]
+    assert by_front == [True]

@@ -1,4 +1,4 @@
-"""Integers that the host counts along: it knows them before the devices have computed them.
+"""Numbers that the host knows before the devices have computed them: integers that it counts along, and constants.
 
 A program that counts its steps in a state returns `state.step + 1`, which is in time an array like others. The host
 computes the same of the number that it knows of `state.step`, and remembers it for as long as the array lives. So the
@@ -23,7 +23,7 @@ class _Number(weakref.ref[ArrayImpl]):
     __slots__ = ("key", "number")
 
     key: int
-    number: int
+    number: int | float
 
 
 _ARRAYS = frozenset({ArrayImpl})
@@ -36,18 +36,18 @@ def _forget(gone: _Number) -> None:
         _known.pop(gone.key, None)  # another thread may have been quicker
 
 
-def _know(array: ArrayImpl, number: int) -> None:
+def _know(array: ArrayImpl, number: int | float) -> None:
     known = _Number(array, _forget)
     known.key, known.number = id(array), number
     _known[known.key] = known
 
 
-def _number_of(array: ArrayImpl) -> int:
+def _number_of(array: ArrayImpl) -> int | float:
     """The number in an array; waits for the devices if it is not known yet."""
     known = _known.get(id(array))
     if known is not None and known() is array:
         return known.number
-    number: int = item_of(array)
+    number: int | float = item_of(array)
     _know(array, number)
     return number
 
@@ -68,7 +68,7 @@ def given_numbers(
 
     Args:
         call: what makes the call.
-        destinations: of its arguments that the host counts along, where they are if the function wants arrays.
+        destinations: of its arguments whose numbers the host knows, where they are if the function wants arrays.
     """
 
     def run(*args: Any) -> Sequence[Any]:

@@ -220,15 +220,16 @@ def link(
             agreed = partial(agreement.dispatching, name, on_zeros=zeros, names=names)
             run_fragment = in_scope_of_caller(run_fragment, agreed) if emitted else agreed(run_fragment)
         namespace[name] = run_fragment
+    numbers = set() if agreement is not None else counters | {v for v, _ in plan.constants if _is_number(v)}
     own = _read_once(plan) if agreement is None else ()
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             run_call = _caller(call, _specialized(call, default, mesh, Specialization), own)
-            if not counters.isdisjoint(call.inputs):
+            if not numbers.isdisjoint(call.inputs):
                 sharding_of = partial(_sharding_of, mesh, default)
                 run_call = given_numbers(
                     run_call,
-                    [Destination(v.aval, sharding_of(v), True) if v in counters else None for v in call.inputs],
+                    [Destination(v.aval, sharding_of(v), True) if v in numbers else None for v in call.inputs],
                 )
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
@@ -315,6 +316,11 @@ def _specialized(
     in_shardings = [colocated_sharding(sharding_of(value)) for value in call.inputs]
     shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]
     return call.callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),), kind)
+
+
+def _is_number(value: Value) -> bool:
+    """Whether a value is what the host has as a Python number."""
+    return value.aval.shape == () and isinstance(value.aval.dtype, np.dtype) and value.aval.dtype.kind in "biuf"
 
 
 def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:

@@ -55,6 +55,11 @@ _Continue: TypeAlias = Callable[[Sequence[object]], PyTree]
 """What does the rest of a plan whose first fragment was dispatched, from the arguments, flat or not, to the result."""
 
 
+_Front: TypeAlias = tuple[_Typed, Callable[..., _Continue | None], bool]
+"""The static arguments of calls; a C++ function that recognizes such calls by the others, dispatches their first
+fragments, and returns what does the rest; and whether one of those reads leaves that are no arguments themselves: then
+all are given the flat arguments."""
+
 _NOT_BY_FRONT = object()
 """For a call that the C++ function does not recognize, or that it is not asked about."""
 _LEAST, _LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
@@ -77,9 +82,8 @@ class Recent:
         self._last: tuple[_Call, ...] = ()
         self._known: dict[Hashable, _Call] = {}  # these, and earlier ones
         self._remembering = threading.RLock()  # a finalizer, or a hash of the user, may come in between
-        # A C++ function that recognizes calls, dispatches their first fragments, and returns what does the rest; and
-        # whether one of those reads leaves that are no arguments themselves: then all are given the flat arguments.
-        self._front: tuple[Callable[..., _Continue | None], bool] | None = None
+        self._layouts: dict[int, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}  # see `_layout`
+        self._fronts: tuple[_Front, ...] = ()
         _recents.add(self)
 
     def outcome(
@@ -98,20 +102,23 @@ class Recent:
         """
         if not self._last or not is_eager():
             return None
+        statics: _Typed = ()
+        if self._has_statics:
+            args, kwargs, statics = self._separated(args, kwargs)
         if (
-            self._front is not None
+            self._fronts
             and recognized is None
             and not events.listeners
             and journal.current is None
             and entered_stream() is None
             and not results_are_checked()
         ):
-            result = self._by_front(*self._front, args, kwargs, retires)
-            if result is not _NOT_BY_FRONT:
-                return result, None, False
-        statics: _Typed = ()
-        if self._has_statics:
-            args, kwargs, statics = self._separated(args, kwargs)
+            for known, front, is_flat in self._fronts:
+                if known == statics:
+                    result = self._by_front(front, is_flat, args, kwargs, retires)
+                    if result is not _NOT_BY_FRONT:
+                        return result, None, False
+                    break
         flat = _flat(args, kwargs)
         if flat is None:
             return None
@@ -194,11 +201,15 @@ class Recent:
                 self._known[context, tree, tuple(kinds), statics] = call
                 if len(self._known) > _MOST:
                     del self._known[next(iter(self._known))]
-            if run.rest is not None and not self._has_statics:
-                is_flat = not _is_of_arguments(tree, run.rest.inputs) or (self._front is not None and self._front[1])
-                learn = partial(self._learn_by_front, is_flat)
-                # A new one: the old one does not ask again for calls that it did not know.
-                self._front = make_cpp_function(learn, plan.name, learn, ((), ()), object()), is_flat
+            if run.rest is not None:
+                is_flat = not _is_of_arguments(tree, run.rest.inputs)
+                with self._remembering:
+                    is_flat = is_flat or any(was_flat for known, _, was_flat in self._fronts if known == statics)
+                    learn = partial(self._learn_by_front, statics, is_flat)
+                    # A new one: the old one does not ask again for calls that it did not know.
+                    front = make_cpp_function(learn, plan.name, learn, ((), ()), object())
+                    others = [other for other in self._fronts if other[0] != statics]
+                    self._fronts = ((statics, front, is_flat), *others[: _FIRST - 1])
 
     def _by_front(
         self,
@@ -227,13 +238,15 @@ class Recent:
             delete_consumed(leaves)
         return go_on(leaves if is_flat else args)
 
-    def _learn_by_front(self, is_flat: bool, *args: PyTree, **kwargs: PyTree) -> tuple[None, FastPath | None, bool]:
+    def _learn_by_front(
+        self, statics: _Typed, is_flat: bool, *args: PyTree, **kwargs: PyTree
+    ) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
         flat = _flat(args, kwargs)
         if flat is None:
             return None, None, False
         _, own_tree, found = flat
-        call = self._recognized(own_tree, found, ())
+        call = self._recognized(own_tree, found, statics)
         if call is None:
             return None, None, False
         *_, placing, run, out_tree = call
@@ -246,21 +259,27 @@ class Recent:
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
         with self._remembering:
-            self._last, self._known = (), {}
-        self._front = None
+            self._last, self._known, self._fronts = (), {}, ()
 
     def _separated(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], _Typed]:
         """The arguments without static and host arguments, and these."""
-        numbers, names = positions(self._static[0], len(args)), self._static[1]
-        static = [(i, args[i]) for i in sorted(numbers)] + [(name, kwargs[name]) for name in names if name in kwargs]
-        host_numbers, host_names = positions(self._host[0], len(args)), self._host[1]
-        host = [*sorted(host_numbers), *(name for name in host_names if name in kwargs)]
-        dynamic = tuple(arg for i, arg in enumerate(args) if i not in numbers | host_numbers)
-        dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in (*names, *host_names)}
-        typed = (*((which, type(value), value) for which, value in static), *((which, object, None) for which in host))
-        return dynamic, dynamic_kwargs, typed
+        static, host, dynamic = self._layouts.get(len(args)) or self._layout(len(args))
+        typed = [(i, type(args[i]), args[i]) for i in static] + [(i, object, None) for i in host]
+        if kwargs:
+            names, host_names = self._static[1], self._host[1]
+            typed += [(name, type(kwargs[name]), kwargs[name]) for name in names if name in kwargs]
+            typed += [(name, object, None) for name in host_names if name in kwargs]
+            kwargs = {name: value for name, value in kwargs.items() if name not in names and name not in host_names}
+        return tuple([args[i] for i in dynamic]), kwargs, tuple(typed)
+
+    def _layout(self, count: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Which of so many positional arguments are static, of the host, and neither."""
+        static, host = (positions(numbered[0], count) for numbered in (self._static, self._host))
+        dynamic = [i for i in range(count) if i not in static | host]
+        self._layouts[count] = layout = sorted(static), sorted(host), dynamic
+        return layout
 
 
 def _flat(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[list[Any], PyTreeDef, list[object]] | None:
