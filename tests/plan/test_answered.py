@@ -472,7 +472,7 @@ REASONS = {
 def test_what_executables_do_not_wait_for(why):
     options, fun = REASONS[why]
     call = of_numpy(lambda *xs: xs[0], **options)
-    x = jnp.ones((64, 64))
+    x = jnp.ones((128, 128))
     if why == "keys":
         fun, x = scan, jax.random.key(0)
     elif why == "too many bytes":
@@ -492,6 +492,15 @@ def test_what_executables_do_not_wait_for(why):
     assert not any(node.is_answered for node in plan.calls)
 
 
+def test_work_beside_it_has_to_make_up_for_what_all_devices_do_to_leave_an_executable():
+    call = of_numpy(lambda x: x)
+    program = pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: (x @ x) @ (x @ x) / 64 + call(x), x))
+    for size, rows, is_waited_for in ((64, 1, True), (128, 1, False), (128, 8, True), (256, 8, False)):
+        mesh = partjit.Mesh(np.array(jax.devices()[:rows]), ("x",))
+        x = jax.device_put(np.ones((size, size), np.float32), jax.NamedSharding(mesh, P("x", None)))
+        assert waits(program.plan(x)) == is_waited_for
+
+
 def test_work_before_and_after_it_does_not_matter():
     call = of_numpy(lambda x: x)
     program = pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x @ x) @ x / 64, x))
@@ -503,7 +512,7 @@ def test_in_a_row_the_caller_goes_on_while_the_devices_work():
     call = of_numpy(lambda x: x)
     program = pjit(lambda x: call(x + 1) @ x)
     assert waits(program.plan(jnp.ones((8, 8))))
-    assert not waits(program.plan(jnp.ones((128, 128))))
+    assert not waits(program.plan(jnp.ones((256, 256))))
 
 
 def test_large_arguments_of_a_row_are_donated(monkeypatch):

@@ -272,6 +272,7 @@ def complaint(plan, flat):
 @given(rc.straight_programs(6))
 def test_broken_plans_are_found(mesh, monkeypatch, program):
     monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(cost, "WORTH_LEAVING", program.worth_a_dispatch)
     f = pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),

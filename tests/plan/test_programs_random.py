@@ -56,6 +56,7 @@ def by_hand(hand, program, turns):
 
 def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(cost, "WORTH_LEAVING", program.worth_a_dispatch)
     monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
     return pjit(
         Traced(program, mesh),

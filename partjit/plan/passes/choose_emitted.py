@@ -1,8 +1,8 @@
 """Which loops, branches and calls become a part of executables.
 
 A logger in a loop needs no cut: the devices hand over its arguments and go on. A function that does not use jax needs
-none either: a thread of the devices runs it, and they go on with its results. The host still makes a call where device
-work that amortizes a dispatch could run beside it.
+none either: a thread of the devices runs it, and they go on with its results. The host still makes a call where so much
+device work could run beside it that it pays to leave the executable for it.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from partjit.plan.ir.nodes import (
     variables,
     walk,
 )
-from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
+from partjit.plan.passes.cost import amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Executables(NamedTuple):
         wait_for_calls: whether they can make others.
         on_one_cpu: whether they run on a single device, a CPU: there it costs little to dispatch one more, and one that
             makes calls blocks its caller.
+        device_count: how many devices run them together.
         numbers: the arguments of the program whose numbers the host knows; none unless its executables run on devices
             of this process.
     """
@@ -75,6 +76,7 @@ class Executables(NamedTuple):
     make_calls: bool
     wait_for_calls: bool
     on_one_cpu: bool = False
+    device_count: int = 1
     numbers: Numbers = Numbers()
 
     @staticmethod
@@ -100,9 +102,8 @@ class Executables(NamedTuple):
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
         known = Numbers(frozenset(numbers), frozenset(counters), not platforms <= ANSWERED) if is_here else Numbers()
-        return Executables(
-            mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu, known
-        )
+        makes, waits = is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED
+        return Executables(mesh, makes, waits, on_one_cpu, max(len(devices), mesh.size, 1), known)
 
 
 def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
@@ -147,7 +148,7 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
         return (
             all(can_be_answered(call, executables) for call in calls)
             and can_be_kept(atom.aval for atom in node.inputs)
-            and not any(_could_overlap(inner) for inner in inside if isinstance(inner, Loop | Branch))
+            and not any(_could_overlap(inner, executables) for inner in inside if isinstance(inner, Loop | Branch))
         )
     return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
 
@@ -217,19 +218,20 @@ def _bytes_of_arguments(node: AnyNode) -> float:
     return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 
-def _could_overlap(node: Loop[Any, Any] | Branch[Any, Any]) -> bool:
-    """Whether work that amortizes a dispatch could run on the devices beside a call in a loop or branch.
+def _could_overlap(node: Loop[Any, Any] | Branch[Any, Any], executables: Executables) -> bool:
+    """Whether work that amortizes leaving the executable could run on the devices beside a call in a loop or branch.
 
     That is what neither depends on the call nor the other way round, in an iteration. In a loop it is also what does
     one of these but in no later iteration the other: it could run beside the call of another iteration.
     """
-    return any(_has_work_beside(block, node if isinstance(node, Loop) else None) for block in node.blocks)
+    devices = executables.device_count
+    return any(_has_work_beside(block, node if isinstance(node, Loop) else None, devices) for block in node.blocks)
 
 
-def _has_work_beside(block: VarBlock, loop: Loop[Any, Any] | None) -> bool:
+def _has_work_beside(block: VarBlock, loop: Loop[Any, Any] | None, devices: int) -> bool:
     calls = [i for i, inner in enumerate(block.nodes) if is_host(inner)]
     costs = [cost_of(inner.eqn) if isinstance(inner, Equation) else 0.0 for inner in block.nodes]
-    if not calls or not amortizes_a_dispatch(sum(costs)):
+    if not calls or not amortizes_leaving(sum(costs), devices):
         return False
     graph = _dependences(block, calls)
     near = [{call} | nx.ancestors(graph, call) | nx.descendants(graph, call) for call in calls]
@@ -237,7 +239,7 @@ def _has_work_beside(block: VarBlock, loop: Loop[Any, Any] | None) -> bool:
         graph.add_edges_from(_between_iterations(block, loop, calls))
         component = {i: found for found in nx.strongly_connected_components(graph) for i in found}
         near = [found & component[call] for found, call in zip(near, calls, strict=True)]
-    return any(amortizes_a_dispatch(sum(c for i, c in enumerate(costs) if i not in found)) for found in near)
+    return any(amortizes_leaving(sum(c for i, c in enumerate(costs) if i not in found), devices) for found in near)
 
 
 def _dependences(block: VarBlock, calls: Sequence[int]) -> "nx.DiGraph":

@@ -9,10 +9,14 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import type_of
 from partjit.calls import inner_jaxprs
 
-__all__ = ["amortizes_a_dispatch", "cost_of"]
+__all__ = ["amortizes_a_dispatch", "amortizes_leaving", "cost_of"]
 
 WORTH_A_DISPATCH = 1e6
 """Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
+
+WORTH_LEAVING = 1e7
+"""Those that take about as long as the host takes longer than an executable that waits for a call: that has to end, the
+host reads and calls, and dispatches what comes next."""
 
 _ITERATIONS_OF_WHILE = 10
 
@@ -20,6 +24,11 @@ _ITERATIONS_OF_WHILE = 10
 def amortizes_a_dispatch(cost: float) -> bool:
     """Whether so many elementary operations take as long as the dispatch of a fragment."""
     return cost >= WORTH_A_DISPATCH
+
+
+def amortizes_leaving(cost: float, devices: int = 1) -> bool:
+    """Whether so many take as long as it takes these devices to leave an executable for a call, and to go on."""
+    return cost >= WORTH_LEAVING * devices
 
 
 def cost_of(eqn: JaxprEqn) -> float:

@@ -27,7 +27,7 @@ from partjit.plan.ir.nodes import (
     is_host,
     variables,
 )
-from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
+from partjit.plan.passes.cost import amortizes_a_dispatch, amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 
 __all__ = ["cut", "grouped", "head_of"]
@@ -244,7 +244,8 @@ class _Cutting:
         rest = [i for i in device if i not in ancestors]
         # What was called ahead is there, as a rule.
         may_overlap = not all(_is_ahead(graph.nodes[i]) for i in waited_for)
-        overlaps = may_overlap and amortizes_a_dispatch(sum(graph.cost(i) for i in rest))
+        amortizes = amortizes_leaving if all(map(self._is_answered, waited_for)) else amortizes_a_dispatch
+        overlaps = may_overlap and amortizes(sum(graph.cost(i) for i in rest))
         # A little work delays a call less than a dispatch would; and what precedes it must not be lost if it fails.
         if not overlaps and (len(rest) < len(device) or _precedes(graph, calls, waited_for, done | {*rest})):
             ancestors.update(rest)
@@ -260,6 +261,11 @@ class _Cutting:
             self._add_group(rest)
             return self._add_calls(later, inline)
         return sorted([*rest, *later])
+
+    def _is_answered(self, i: int) -> bool:
+        """Whether an executable would wait for a call, if nothing overlapped with it."""
+        node = self._graph.nodes[i]
+        return isinstance(node, ColocatedCall) and self._can_be_answered(node)
 
     def _early(self, device: Sequence[int], calls: Sequence[int]) -> list[int]:
         """What tells which branches are chosen, if that is little beside the rest, which the devices do meanwhile."""

@@ -34,7 +34,7 @@ from partjit.plan.ir.nodes import (
 )
 from partjit.plan.passes.bind import Bound
 from partjit.plan.passes.choose_emitted import can_be_kept, has_answered
-from partjit.plan.passes.cost import amortizes_a_dispatch
+from partjit.plan.passes.cost import amortizes_leaving
 
 __all__ = ["emit", "handed_over", "returned"]
 
@@ -136,7 +136,7 @@ def _settled(
     if any(isinstance(node, ColocatedCall) for node in run):
         own = {value for node in run for value in node.outputs}
         given = {value for node in run for value in node.inputs} - own
-        is_expensive = amortizes_a_dispatch(sum(node.cost for node in run if isinstance(node, Fragment)))
+        is_expensive = amortizes_leaving(sum(node.cost for node in run if isinstance(node, Fragment)))
         if is_expensive or not can_be_kept(value.aval for value in given):
             yield from _runs([_by_the_host(node) for node in run], devices_meet)
             return
