@@ -244,7 +244,9 @@ class _Cutting:
         rest = [i for i in device if i not in ancestors]
         # What was called ahead is there, as a rule.
         may_overlap = not all(_is_ahead(graph.nodes[i]) for i in waited_for)
-        amortizes = amortizes_leaving if all(map(self._is_answered, waited_for)) else amortizes_a_dispatch
+        nodes = [graph.nodes[i] for i in waited_for]
+        are_answered = all(isinstance(node, ColocatedCall) and self._can_be_answered(node) for node in nodes)
+        amortizes = amortizes_leaving if are_answered else amortizes_a_dispatch
         overlaps = may_overlap and amortizes(sum(graph.cost(i) for i in rest))
         # A little work delays a call less than a dispatch would; and what precedes it must not be lost if it fails.
         if not overlaps and (len(rest) < len(device) or _precedes(graph, calls, waited_for, done | {*rest})):
@@ -261,11 +263,6 @@ class _Cutting:
             self._add_group(rest)
             return self._add_calls(later, inline)
         return sorted([*rest, *later])
-
-    def _is_answered(self, i: int) -> bool:
-        """Whether an executable would wait for a call, if nothing overlapped with it."""
-        node = self._graph.nodes[i]
-        return isinstance(node, ColocatedCall) and self._can_be_answered(node)
 
     def _early(self, device: Sequence[int], calls: Sequence[int]) -> list[int]:
         """What tells which branches are chosen, if that is little beside the rest, which the devices do meanwhile."""

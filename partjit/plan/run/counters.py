@@ -6,15 +6,19 @@ next execution knows its step without waiting for the devices. What users read i
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+import numpy as np
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import ArrayImpl, item_of
 from partjit.colocated.runtime.host_values import Destination
 from partjit.plan.ir.integers import computed_by_host, on_python_integers
+from partjit.plan.ir.nodes import Value
 from partjit.plan.ir.plan import Counted
 
-__all__ = ["counting_along", "given_numbers", "reading_counters"]
+__all__ = ["counting_along", "given_numbers", "is_number", "reading_counters"]
 
 
 class _Number(weakref.ref[ArrayImpl]):
@@ -52,6 +56,11 @@ def _number_of(array: ArrayImpl) -> int | float:
     return number
 
 
+def is_number(value: Value) -> bool:
+    """Whether a value is what the host has as a Python number."""
+    return value.aval.shape == () and isinstance(value.aval.dtype, np.dtype) and value.aval.dtype.kind in "biuf"
+
+
 def reading_counters(compute: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     """A function of what the host computes, of arrays in place of their numbers."""
 
@@ -62,14 +71,22 @@ def reading_counters(compute: Callable[..., Sequence[Any]]) -> Callable[..., Seq
 
 
 def given_numbers(
-    call: Callable[..., Sequence[Any]], destinations: Sequence[Destination | None]
+    call: Callable[..., Sequence[Any]],
+    inputs: Sequence[Value],
+    numbers: Collection[Value],
+    sharding_of: Callable[[Value], Sharding],
 ) -> Callable[..., Sequence[Any]]:
     """A call that is given numbers in place of arrays, which need be neither computed nor kept for it.
 
     Args:
         call: what makes the call.
-        destinations: of its arguments whose numbers the host knows, where they are if the function wants arrays.
+        inputs: its arguments.
+        numbers: the values whose numbers the host knows.
+        sharding_of: where they are if the function wants arrays.
     """
+    if not any(value in numbers for value in inputs):
+        return call
+    destinations = [Destination(v.aval, sharding_of(v), True) if v in numbers else None for v in inputs]
 
     def run(*args: Any) -> Sequence[Any]:
         return call(

@@ -44,7 +44,7 @@ from partjit.colocated.ir.emission import ANSWERED, has_other_effects
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.identity import in_scope_of_caller
-from partjit.colocated.runtime.host_values import Destination, HostArgument
+from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.specialization import Specialization
@@ -57,7 +57,7 @@ from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
-from partjit.plan.run.counters import counting_along, given_numbers, reading_counters
+from partjit.plan.run.counters import counting_along, given_numbers, is_number, reading_counters
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
@@ -220,17 +220,12 @@ def link(
             agreed = partial(agreement.dispatching, name, on_zeros=zeros, names=names)
             run_fragment = in_scope_of_caller(run_fragment, agreed) if emitted else agreed(run_fragment)
         namespace[name] = run_fragment
-    numbers = set() if agreement is not None else counters | {v for v, _ in plan.constants if _is_number(v)}
+    numbers = set() if agreement is not None else counters | {v for v, _ in plan.constants if is_number(v)}
     own = _read_once(plan) if agreement is None else ()
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             run_call = _caller(call, _specialized(call, default, mesh, Specialization), own)
-            if not numbers.isdisjoint(call.inputs):
-                sharding_of = partial(_sharding_of, mesh, default)
-                run_call = given_numbers(
-                    run_call,
-                    [Destination(v.aval, sharding_of(v), True) if v in numbers else None for v in call.inputs],
-                )
+            run_call = given_numbers(run_call, call.inputs, numbers, partial(_sharding_of, mesh, default))
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
@@ -316,11 +311,6 @@ def _specialized(
     in_shardings = [colocated_sharding(sharding_of(value)) for value in call.inputs]
     shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]
     return call.callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),), kind)
-
-
-def _is_number(value: Value) -> bool:
-    """Whether a value is what the host has as a Python number."""
-    return value.aval.shape == () and isinstance(value.aval.dtype, np.dtype) and value.aval.dtype.kind in "biuf"
 
 
 def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:
