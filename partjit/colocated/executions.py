@@ -2,6 +2,7 @@
 
 import contextvars
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 import jax
@@ -11,11 +12,12 @@ from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import EmittedCall
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.answering import Answering
-from partjit.colocated.runtime.call import current_calls
+from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.emission import Execution
+from partjit.colocated.runtime.emission_on_streams import ExecutionOnStreams
 from partjit.colocated.runtime.numbers import Number, Numbers
-from partjit.colocated.runtime.streams import inside
+from partjit.colocated.runtime.streams import Stream, inside
 
 __all__ = ["run_answering", "run_emitting"]
 
@@ -30,7 +32,7 @@ def run_emitting(
     """Dispatches an executable that makes calls; they run in the place of one call.
 
     Args:
-        calls: its calls, which are on one stream, and of one object at most.
+        calls: its calls; those of each stream are of one object at most, which has no calls on another one.
         dispatch: dispatches it.
         numbers: those of its executions.
         args: its other arguments.
@@ -40,6 +42,8 @@ def run_emitting(
         The other results.
     """
     _prepare(calls)
+    if len({call.specialization.own_stream() for call in calls}) > 1:
+        return _run_on_streams(calls, dispatch, numbers, args)
     lanes = [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
     free = [*scheduler.not_entered(lanes)]
     number = numbers.take()
@@ -61,23 +65,66 @@ def run_emitting(
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
         return _run_beside_devices(calls, dispatch, numbers, number, args)
     execution = _execution(calls, number)
+    try:
+        scheduler.submit(_in_place_of_all(calls, free, run_calls))
+        return _dispatched(execution, dispatch, number, args)
+    except BaseException:
+        execution.abandon()
+        raise
+
+
+def _run_on_streams(
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, args: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """As `run_emitting`, where the calls are of several streams; those of each run in the place of one call in it."""
+    number, running = numbers.take(), current_calls()
+    streams = [call.specialization.own_stream() for call in calls]
+    execution = ExecutionOnStreams(calls, number.value, streams, running[-1] if running else None)
+    here: list[Callable[[], None]] = []
+
+    def run_calls_of(stream: Stream) -> None:
+        execution.run_calls_of(stream)
+        if execution.is_complete:
+            numbers.give_back(number)
+
+    try:
+        for stream in dict.fromkeys(streams):
+            own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
+            lanes = [*dict.fromkeys(lane for call in own for lane in call.specialization.lanes())]
+            free = [*scheduler.not_entered(lanes)]
+            if len(free) < len(lanes):  # made by a call of this stream, they are a part of that call
+                here.append(partial(run_calls_of, stream))
+            else:
+                scheduler.submit(_in_place_of_all(own, free, partial(run_calls_of, stream)))
+        return _dispatched(execution, dispatch, number, args)
+    except BaseException:  # also where a signal handler raises on the way there
+        execution.abandon()
+        raise
+    finally:
+        for run in here:
+            run()
+
+
+def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: Callable[[], None]) -> Call:
+    """A call in the place of those of an executable that are on one stream, in the context of its caller.
+
+    Args:
+        calls: these.
+        lanes: its lanes.
+        run: runs them.
+    """
     context, settings = contextvars.copy_context(), ThreadSettings.here()
+    first = _first(calls)
 
     def body() -> Sequence[jax.Array]:
         settings.run(context.run, in_context)
         return ()
 
     def in_context() -> None:
-        inside(calls[0].specialization.own_stream())
-        run_calls()
+        inside(first.specialization.own_stream())
+        run()
 
-    first = _first(calls)
-    try:
-        scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
-        return _dispatched(execution, dispatch, number, args)
-    except BaseException:
-        execution.abandon()
-        raise
+    return first.specialization.in_place_of_all(first.site, lanes, body)
 
 
 def run_answering(

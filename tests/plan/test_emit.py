@@ -408,15 +408,6 @@ def test_what_cannot_be_emitted_is_driven_by_the_host(why):
     assert any(isinstance(node, Loop | Branch) for node in plan.nodes)
 
 
-def test_two_streams_and_two_objects_are_driven_by_the_host():
-    one, other = logger(stream="one"), logger(stream="other")
-    program = pjit(lambda x: lax.fori_loop(0, 3, lambda i, x: (one(i), other(i), x)[2], x))
-    plan = program.plan(jnp.ones(8))
-    assert not any(fragment.calls for fragment in plan.fragments)
-    program(jnp.ones(8))
-    assert sorted(calls()) == [(i,) for i in range(3) for _ in range(2)]
-
-
 def test_the_bound_of_what_may_wait_counts_iterations():
     log = logger()
 

@@ -25,13 +25,13 @@ from partjit.colocated.runtime.handed_over import read_only_copy
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
 
-__all__ = ["END", "Execution", "hand_over"]
+__all__ = ["END", "PATIENCE", "Emitted", "Execution", "hand_over"]
 
 END = -1
 """In the place of a call's number among those of an executable: the number in the execution is how many were made."""
 
 _FAILED = -1
-_PATIENCE = 1.0
+PATIENCE = 1.0
 """Seconds without anything new after which the executable may have failed."""
 
 _executions: "weakref.WeakValueDictionary[int, Execution]" = weakref.WeakValueDictionary()
@@ -46,10 +46,19 @@ class Emitted(Protocol):
     """
 
     @property
-    def positions(self) -> frozenset[int]: ...
+    def positions(self) -> frozenset[int]:
+        """See above."""
+        ...
+
     @property
-    def devices(self) -> int: ...
-    def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None: ...
+    def devices(self) -> int:
+        """See above."""
+        ...
+
+    def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None:
+        """Runs it, with what each device has handed over."""
+        ...
+
     def run_one(self, stream: Stream, parent: Call | None, arrays: Sequence[np.ndarray]) -> None:
         """As `run`, where there is one device only, in a context that is the call's own."""
         ...
@@ -147,7 +156,7 @@ class Execution:
         """Runs the calls as they come, in their order, until the executable has made all of them."""
         while self._following < self._total:
             try:
-                self._take(*self._arrived.get(timeout=_PATIENCE))
+                self._take(*self._arrived.get(timeout=PATIENCE))
             except queue.Empty:
                 if self._has_failed():
                     return
@@ -162,9 +171,13 @@ class Execution:
             which, found = self._waiting[self._following]
             if not self._calls[which].positions <= found.keys():
                 break
-            del self._waiting[self._following]
-            self._following += 1
-            self._calls[which].run(self._stream, self._parent, found)
+            self._run(which, found)
+
+    def _run(self, which: int, found: Mapping[int, Sequence[np.ndarray]]) -> None:
+        """Runs the call that is next, with what each device has handed over for it."""
+        del self._waiting[self._following]
+        self._following += 1
+        self._calls[which].run(self._stream, self._parent, found)
 
     def _has_failed(self) -> bool:
         """Whether the executable has ended without saying so, which it does if it fails."""

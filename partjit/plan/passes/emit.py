@@ -33,13 +33,13 @@ from partjit.plan.ir.nodes import (
     with_blocks,
 )
 from partjit.plan.passes.bind import Bound
-from partjit.plan.passes.choose_emitted import can_be_kept, has_answered
+from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
 from partjit.plan.passes.cost import amortizes_leaving
 
 __all__ = ["emit", "handed_over", "returned"]
 
-_Kind: TypeAlias = tuple[bool, Stream | None, Lane | None]
-"""Whether an executable waits for its calls, their stream, and the lane of their object: the same for all of one."""
+_Kind: TypeAlias = tuple[bool, Sequence[ColocatedCall[Value, Value]]]
+"""Whether an executable waits for its calls, and these."""
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """The number of the execution and how many calls there were, in one array; and values."""
@@ -65,10 +65,22 @@ def _is_chosen(node: Node) -> bool:
 def _kind(node: Node) -> _Kind | None:
     """What calls there are in a node that is to be a part of an executable; None for a fragment."""
     calls = [inner for inner in walk([node]) if isinstance(inner, ColocatedCall)]
-    if not calls:
-        return None
+    return (isinstance(node, ColocatedCall) or has_answered(node), calls) if calls else None
+
+
+def _together(kind: _Kind | None, other: _Kind | None) -> _Kind | None:
+    """The kind of an executable with the calls of both; None if there is none."""
+    if kind is None or other is None:
+        return kind or other
+    waits, calls = kind[0], [*kind[1], *other[1]]
+    are_alike = _lanes(kind[1]) == _lanes(other[1]) if waits else are_of_separate_streams(calls)
+    return (waits, calls) if waits == other[0] and are_alike else None
+
+
+def _lanes(calls: Sequence[ColocatedCall[Value, Value]]) -> tuple[Stream | None, Lane | None]:
+    """The stream of calls that are all on one, and the lane of their object, if they are of one."""
     lanes = {call.callee.definition.function.lane for call in calls} - {None}
-    return isinstance(node, ColocatedCall) or has_answered(node), calls[0].stream, next(iter(lanes), None)
+    return calls[0].stream, next(iter(lanes), None)
 
 
 def _emitted(
@@ -103,11 +115,12 @@ def _runs(nodes: Sequence[Node], devices_meet: bool) -> Iterator[tuple[_Kind | N
     for node in nodes:
         joins = _is_chosen(node) or (isinstance(node, Fragment) and not _has_refs(node))
         own = _kind(node) if joins else None
-        if run and (not joins or (own is not None and kind is not None and own != kind)):
+        together = _together(kind, own)
+        if run and (not joins or (together is None and own is not None)):
             yield from _settled(kind, run, devices_meet)
-            kind, run = None, []
+            kind, run, together = None, [], own
         if joins:
-            kind = own or kind
+            kind = together
             run.append(node)
         else:
             yield None, [node]
