@@ -23,6 +23,7 @@ from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters.mlir import LoweringParameters, ModuleContext, ShardingContext
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
+from partjit._jax.quick_lowering import lowered_quickly
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.versions import RELEASE
 
@@ -78,7 +79,7 @@ def lower_for_analysis(
         mlir.lower_jaxpr_to_fun(
             context,
             f"pjit({name})",
-            jaxpr,
+            lowered_quickly(jaxpr),
             [],
             num_const_args=0,
             main_function=True,
