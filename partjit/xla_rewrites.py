@@ -49,7 +49,7 @@ def rewrite(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
 def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
     ops, names = _walked(module)
-    if any(name.startswith("chlo.") for name in names):
+    if any(name.startswith("chlo.") for name in {*names}):
         selections = [op.location for op, name in zip(ops, names, strict=True) if name == "chlo.top_k"]
         # XLA propagates when `chlo` operations (square, erf, ...) are expanded: no sharding goes through them.
         run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")

@@ -130,13 +130,15 @@ def _is_plain(jaxpr: ClosedJaxpr | Jaxpr, mesh: Mesh) -> bool:
         if primitive in dispatch.prim_requires_devices_during_lowering:
             return False
         for value in params.values():
-            for inner in value if isinstance(value, tuple) else (value,):
-                if isinstance(inner, _JAXPRS) and not _is_plain(inner, mesh):
-                    return False
+            if isinstance(value, _MAY_HAVE_JAXPRS):
+                for inner in value if isinstance(value, tuple) else (value,):
+                    if isinstance(inner, _JAXPRS) and not _is_plain(inner, mesh):
+                        return False
     return True
 
 
 _JAXPRS = (ClosedJaxpr, Jaxpr)
+_MAY_HAVE_JAXPRS = (*_JAXPRS, tuple)
 _MAY_BE_ELSEWHERE = {sharding_constraint_p, jit_p, shard_map_p, device_put_p, compute_on_p}
 
 

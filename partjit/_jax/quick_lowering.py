@@ -8,11 +8,13 @@ Source: `jaxpr_subcomp` and `_emit_cached_call` of jax.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.lib import jax_mlir_ext
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var, new_jaxpr_eqn
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, new_jaxpr_eqn
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import LoweringRuleContext
 
@@ -61,12 +63,25 @@ class _Equations:
         self._ctx, self._env = ctx, env
         # What equations with these parameters and types are lowered to; None where that is more than to be copied.
         self._known: dict[tuple[object, ...], Any] = {}
+        self._numbers: dict[tuple[object, ...], Any] = {}  # the first operation of each
 
     def read(self, atom: Atom) -> Any:
         """What a variable or a literal is lowered to."""
         if isinstance(atom, Var):
             return self._env[atom]
-        (value,) = mlir.ir_constants(atom.val, const_lowering=self._ctx.const_lowering, aval=atom.aval)
+        number, aval = atom.val, cast(ShapedArray, atom.aval)
+        if aval.shape or not isinstance(number, int | float | np.ndarray | np.generic):
+            return self._constant(atom)
+        key = type(number), _bits(number), aval
+        if key in self._numbers:
+            return self._numbers[key].clone().result
+        value = self._constant(atom)
+        if not isinstance(value.owner, ir.Block):
+            self._numbers[key] = value.owner
+        return value
+
+    def _constant(self, literal: Literal) -> Any:
+        (value,) = mlir.ir_constants(literal.val, const_lowering=self._ctx.const_lowering, aval=literal.aval)
         return value
 
     def lower(self, eqn: JaxprEqn) -> None:
@@ -116,3 +131,10 @@ class _Equations:
             outer_traceback=None,
         )
         env.update(zip(eqn.outvars, found, strict=True))
+
+
+def _bits(number: Any) -> object:
+    """What tells numbers of one type apart, zeros of different signs among them."""
+    if isinstance(number, int):
+        return number
+    return number.hex() if isinstance(number, float) else (number.dtype, number.tobytes())

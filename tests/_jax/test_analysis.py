@@ -53,7 +53,8 @@ TABLE = np.arange(8.0, dtype=np.float32)
 def plain(w, x, scale):
     """Constants, arguments and numbers among results, equal equations, and some of which a result is not used."""
     (last, _), (_, places) = (lax.top_k(row, 2) for row in (x[0], x[1] + TABLE))
-    return x, jnp.float32(2.5), jnp.sin(x * 2.0) + jnp.sin(x * 2.0), x, last, places, x * 3.0, TABLE
+    zeros = x * 0.0 + x * -0.0 + (x.astype("bfloat16") * 0.0 + 0).astype(x.dtype) + x * jnp.sign(-0.0)
+    return zeros, x, jnp.float32(2.5), jnp.sin(x * 2.0) + jnp.sin(x * 2.0), x, last, places, x * 3.0, TABLE
 
 
 def lowered(fun, mesh: Mesh, on: Mesh | AbstractMesh | None = None):
