@@ -178,11 +178,11 @@ def _inline_calls(module: ir.Module) -> None:
 
 def rewrite_broadcast(op: Any) -> Any:
     """Replaces a `stablehlo.broadcast_in_dim` by the operations that it is in HLO; returns the reshape if it is one."""
-    original, result = op.operands[0], op.results[0]
-    out = result.type.shape
-    if not original.type.rank and math.prod(out) != 1:
+    original, result = op.operands[0], op.result
+    out, type_of_original = result.type.shape, original.type
+    if not type_of_original.rank and math.prod(out) != 1:
         return None  # most are of scalars
-    value, shape = original, original.type.shape
+    value, shape = original, type_of_original.shape
     dims = [*ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])] if shape else []
     order = sorted(range(len(dims)), key=dims.__getitem__)
     kept = [k for k in order if shape[k] == out[dims[k]]]
