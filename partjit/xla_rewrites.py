@@ -49,7 +49,7 @@ def rewrite(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
 def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
     ops, names = _walked(module)
-    if any(name.startswith("chlo.") for name in names):
+    if any(name.startswith("chlo.") for name in {*names}):
         selections = [op.location for op, name in zip(ops, names, strict=True) if name == "chlo.top_k"]
         # XLA propagates when `chlo` operations (square, erf, ...) are expanded: no sharding goes through them.
         run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
@@ -178,11 +178,11 @@ def _inline_calls(module: ir.Module) -> None:
 
 def rewrite_broadcast(op: Any) -> Any:
     """Replaces a `stablehlo.broadcast_in_dim` by the operations that it is in HLO; returns the reshape if it is one."""
-    original, result = op.operands[0], op.results[0]
-    out = result.type.shape
-    if not original.type.rank and math.prod(out) != 1:
+    original, result = op.operands[0], op.result
+    out, type_of_original = result.type.shape, original.type
+    if not type_of_original.rank and math.prod(out) != 1:
         return None  # most are of scalars
-    value, shape = original, original.type.shape
+    value, shape = original, type_of_original.shape
     dims = [*ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])] if shape else []
     order = sorted(range(len(dims)), key=dims.__getitem__)
     kept = [k for k in order if shape[k] == out[dims[k]]]

@@ -23,6 +23,7 @@ from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters.mlir import LoweringParameters, ModuleContext, ShardingContext
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
+from partjit._jax.quick_lowering import lowered_quickly
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.versions import RELEASE
 
@@ -78,7 +79,7 @@ def lower_for_analysis(
         mlir.lower_jaxpr_to_fun(
             context,
             f"pjit({name})",
-            jaxpr,
+            lowered_quickly(jaxpr),
             [],
             num_const_args=0,
             main_function=True,
@@ -129,13 +130,15 @@ def _is_plain(jaxpr: ClosedJaxpr | Jaxpr, mesh: Mesh) -> bool:
         if primitive in dispatch.prim_requires_devices_during_lowering:
             return False
         for value in params.values():
-            for inner in value if isinstance(value, tuple) else (value,):
-                if isinstance(inner, _JAXPRS) and not _is_plain(inner, mesh):
-                    return False
+            if isinstance(value, _MAY_HAVE_JAXPRS):
+                for inner in value if isinstance(value, tuple) else (value,):
+                    if isinstance(inner, _JAXPRS) and not _is_plain(inner, mesh):
+                        return False
     return True
 
 
 _JAXPRS = (ClosedJaxpr, Jaxpr)
+_MAY_HAVE_JAXPRS = (*_JAXPRS, tuple)
 _MAY_BE_ELSEWHERE = {sharding_constraint_p, jit_p, shard_map_p, device_put_p, compute_on_p}
 
 

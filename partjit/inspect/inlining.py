@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -119,10 +119,22 @@ class InlinedProgram:
         """The numbers of the innermost equations that compute values, by the numbers of the values."""
         return {value.number: equation.number for equation in self.equations for value in equation.outputs}
 
-    def function_of(self, op: ir.Operation) -> tuple[int, ...]:
-        """The numbers of the calls around an operation: the original program is lowered to functions of their own."""
-        numbers = tags_in(names_in(op.location))
-        return self.calls[numbers[-1]] if numbers else ()
+    def functions(self) -> Callable[[ir.Operation], tuple[int, ...]]:
+        """Gives the numbers of the calls around an operation: the original program has functions of their own for them.
+
+        What locations say is remembered: several operations are at one, and of most it is asked several times.
+        """
+        known: dict[ir.Attribute, tuple[int, ...]] = {}
+
+        def function_of(op: ir.Operation) -> tuple[int, ...]:
+            where = op.location
+            found = known.get(where.attr)
+            if found is None:
+                numbers = tags_in(names_in(where))
+                found = known[where.attr] = self.calls[numbers[-1]] if numbers else ()
+            return found
+
+        return function_of
 
     def equation_of(self, eqn: JaxprEqn) -> AnnotatedEquation | None:
         """The equation of the tree that one of `jaxpr` stands for, if it has results."""

@@ -144,7 +144,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
     with opaque_calls():
         module = lower_to_module(inlined.jaxpr, unit.in_shardings, unit.out_shardings, unit.mesh, unit.name)
     remove_unused_values(module)
-    rewrite_operations(module, Lowered(is_mark, inlined.function_of, remove_unused_values))
+    rewrite_operations(module, Lowered(is_mark, inlined.functions(), remove_unused_values))
     return inlined, module
 
 

@@ -32,6 +32,8 @@ class Walk(NamedTuple):
 
     def named(self, *names: str) -> list[ir.Operation]:
         """The operations of these names."""
+        if {*names}.isdisjoint(self.names):
+            return []  # as of most names
         return [op for op, name in zip(self.ops, self.names, strict=True) if name in names]
 
     def without(self, removed: Collection[ir.Operation]) -> "Walk":

@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr
@@ -15,6 +16,8 @@ from partjit._jax.analysis import lower_for_analysis
 from partjit._jax.compiling import lower_to_computation
 from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import UNSPECIFIED
+from partjit.inspect.inlining import names_in
+from partjit.shardy import nested
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,16 @@ def shard_mapped(w, x, scale, mesh):
     return jax.shard_map(lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())(x), w.sum() * scale
 
 
+TABLE = np.arange(8.0, dtype=np.float32)
+
+
+def plain(w, x, scale):
+    """Constants, arguments and numbers among results, equal equations, and some of which a result is not used."""
+    (last, _), (_, places) = (lax.top_k(row, 2) for row in (x[0], x[1] + TABLE))
+    zeros = x * 0.0 + x * -0.0 + (x.astype("bfloat16") * 0.0 + 0).astype(x.dtype) + x * jnp.sign(-0.0)
+    return zeros, x, jnp.float32(2.5), jnp.sin(x * 2.0) + jnp.sin(x * 2.0), x, last, places, x * 3.0, TABLE
+
+
 def lowered(fun, mesh: Mesh, on: Mesh | AbstractMesh | None = None):
     """The program of a function of a weight, an activation and a scale on a mesh: by itself, and as jax lowers it."""
     arguments = jnp.ones((3, 8, 8)), jnp.ones((8, 8)), 2.0
@@ -62,7 +75,7 @@ def text_of(module) -> str:
     return re.sub(r"[()]| \{\}", "", text.split("\n", 1)[1])
 
 
-@pytest.mark.parametrize("fun", [step, solution, constrained, shard_mapped])
+@pytest.mark.parametrize("fun", [step, solution, plain, constrained, shard_mapped])
 def test_a_program_is_lowered_as_jax_lowers_it(fun, mesh: Mesh) -> None:
     if fun in (constrained, shard_mapped):
         fun = functools.partial(fun, mesh=mesh)
@@ -70,6 +83,19 @@ def test_a_program_is_lowered_as_jax_lowers_it(fun, mesh: Mesh) -> None:
     assert own is not None
     assert text_of(own) == text_of(of_jax())
     assert own.operation.verify()
+
+
+def test_each_operation_is_where_the_innermost_scope_of_its_equation_says(mesh: Mesh) -> None:
+    def scoped(w, x, scale):
+        for k in range(3):
+            with jax.named_scope("outer"), jax.named_scope(f"scope{k}"):
+                x = x * 2.0
+        return x
+
+    own, _ = lowered(scoped, mesh)
+    assert own is not None
+    (*products,) = (op for op in nested(own.operation) if op.name == "stablehlo.multiply")
+    assert [names_in(op.location).split("/")[0] for op in products] == ["scope0", "scope1", "scope2"]
 
 
 def constrained_elsewhere(w, x, scale, other):

@@ -84,7 +84,7 @@ def _stays(op: ir.Operation, shardings: Shardings) -> bool:
     match op.name:
         case "stablehlo.reduce":
             axes = _axes(op.operands[0], shardings)
-            return any(axes) and any(axes[dim] for dim in numbers(op.attributes["dimensions"]))
+            return any(axes) and any(axes[dim] for dim in ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
         case "stablehlo.concatenate" | "stablehlo.sort":
             return _is_sharded(op.results[0], [ir.IntegerAttr(op.attributes["dimension"]).value], shardings)
         case "stablehlo.gather":

@@ -7,7 +7,7 @@ that the other operations need. Then each reshard becomes a call as well. The nu
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from jax.extend.mlir import ir
@@ -149,7 +149,7 @@ class Writing:
         stays = (find is elementwise and are_alike(shardings)) or not any(any(one.axes) for one in shardings)
         if stays and not self._known.has_own_locations:
             return None
-        kind = known or self._kind(op, find)
+        kind = known or self._kind(op, find, of_operands, of_results)
         key = kind.number, *shardings
         if stays:
             models[key] = NONE
@@ -168,21 +168,28 @@ class Writing:
             return None
         return operation, None if model is UNMODELLED else model, key if kind.is_modelled_alone else None
 
-    def _kind(self, op: ir.Operation, find: Callable[[Operation], Model | None]) -> "Kind":
-        """The kind of an operation with this model."""
-        kinds, place = self._known.kinds, self._known.own_location(op)
-        sizes, operands = self._automatic(op), [*op.operands]
+    def _kind(
+        self,
+        op: ir.Operation,
+        find: Callable[[Operation], Model | None],
+        operands: Sequence[ir.Value],
+        results: Sequence[ir.Value],
+    ) -> "Kind":
+        """The kind of an operation with this model, these operands and results."""
+        kinds, place, sizes = self._known.kinds, self._known.own_location(op), self._automatic(op)
         same = (
             find,
-            *(own for name, own in op.attributes.items() if name != "sdy.sharding"),
+            *[own for name, own in op.attributes.items() if name != "sdy.sharding"],
             self._primitive_of(op) if find in LOOKING_AT_PRIMITIVES else "",
             len(operands) > 1 and operands[0] == operands[1],
-            *(value.type for value in operands),
-            *(value.type for value in op.results),
+            *[value.type for value in operands],
+            *[value.type for value in results],
             *sizes,
             looks_around := find in LOOKING_AROUND or (find in LOOKING_AT_SLICES and is_near_slices(op)),
         )
-        kind = kinds.setdefault(same, Kind(len(kinds), sizes, not looks_around))
+        kind = kinds.get(same)
+        if kind is None:
+            kind = kinds[same] = Kind(len(kinds), sizes, not looks_around)
         if place is not None:
             kinds[place] = kind
         return kind

@@ -1,5 +1,6 @@
 """Key paths in the spellings that users write: `params['w']`, `params["w"]`, `params.w`, with spaces or without."""
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ __all__ = ["common_end", "keys_of"]
 _KEY = re.compile(r"""\s*(?:\.\s*(\w+)|\[\s*(?:"([^"]*)"|'([^']*)'|([^\]'"]+?))\s*\]|^(\w+))\s*""")
 
 
+@functools.lru_cache(maxsize=4096)  # a parameter, its new value and its gradient have one path
 def keys_of(path: str) -> tuple[str, ...] | None:
     """The keys of a path, its name first; None if the text is no path.
 
