@@ -36,7 +36,7 @@ import numpy as np
 
 import report
 from programs import elapsed
-from situations import fixed_costs, host, in_loops, in_steps, training
+from situations import epochs, fixed_costs, gradients, host, in_loops, in_steps, training
 from situations.ways import OURS, Place, Run, Situation
 
 Row = dict[str, Any]
@@ -71,6 +71,7 @@ def sized(make: Callable[..., Situation], **what: int) -> Callable[[Place, Any],
 SITUATIONS: Mapping[str, Entry] = {
     "correction every 100th iteration": Entry(in_loops.rare_call, 3, 10),
     "log every 100th iteration": Entry(in_loops.rare_log, 3, 10),
+    "a log and a checkpoint, now and then": Entry(epochs.two_loggers, 2, 5),
     "predicate": Entry(in_loops.predicate, 100, 200),
     "early stopping": Entry(in_loops.early_stopping, 0.998, 0.999),
     "progress": Entry(in_loops.progress, 100, 200),
@@ -89,9 +90,12 @@ SITUATIONS: Mapping[str, Entry] = {
     "log(step, loss)": Entry(training.log_with_step, 50, 200),
     "log every 10th step": Entry(training.log_now_and_then, 100, 200),
     "log every 10th step, counted in the state": Entry(training.log_as_counted, 100, 200),
+    "log(text, loss)": Entry(training.log_text, 50, 200),
     "log of 40 metrics": Entry(training.log_metrics, 50, 100),
     "slow loader": Entry(training.slow_loader, 20, 50),
     "checkpoints": Entry(training.checkpoints, 20, 50),
+    "loader of microbatches": Entry(gradients.microbatches, 10, 20),
+    "derivative of NumPy": Entry(gradients.derivative, 20, 50),
     "eager grad": Entry(fixed_costs.eager_grad, 5, 10),
     "asynchronous calls": Entry(fixed_costs.asynchronous_call, 50, 100),
     "asynchronous result": Entry(fixed_costs.asynchronous_result, 50, 100),

@@ -37,6 +37,12 @@ def log_step(step: Any, loss: Any) -> None:
     _text.write(f"step {number}: loss {value:.4f}\n")
 
 
+def log_text(text: str, loss: Any) -> None:
+    value = float(loss)
+    SEEN.append((text, value))
+    _text.write(f"{text}: loss {value:.4f}\n")
+
+
 def log_metrics(metrics: Mapping[str, Any]) -> None:
     values = {name: float(value) for name, value in metrics.items()}
     SEEN.append([*values.values()])

@@ -78,6 +78,46 @@ def log_as_counted(place: Place, iterations: int) -> Situation:
     return _logged(place, iterations, host.log_step, with_step=True, every=10, is_counted=True)
 
 
+def log_text(place: Place, iterations: int) -> Situation:
+    """A text that Python has, and the loss, of each step. What runs in a `jax.jit` gets no texts."""
+    params, batch = new_params(place), batch_for(place)
+    jitted = jax.jit(update, donate_argnums=0)
+    ours = colocated.colocated_python(host.log_text, stream="log", out_specs_fn=nothing)
+
+    def train_step(params: Any, batch: Any, text: str) -> Any:
+        params, loss = update(params, batch)
+        ours(text, loss)
+        return params
+
+    called = pjit(train_step, donate_argnums=0, host_argnames="text")
+
+    def by_hand(submit: Any, end: Any) -> Run:
+        def run() -> Any:
+            own, calls = jax.tree.map(jnp.copy, params), []
+            for step in range(iterations):
+                own, loss = jitted(own, batch)
+                calls.append(submit(f"step {step}", loss))
+            end(calls)
+            return jax.block_until_ready(own), host.seen()
+
+        return run
+
+    def with_ours() -> Any:
+        own = jax.tree.map(jnp.copy, params)
+        for step in range(iterations):
+            own = called(own, batch, text=f"step {step}")
+        return ended(own), host.seen()
+
+    return Situation(
+        iterations,
+        {
+            BY_HAND: by_hand(host.log_text, nothing),
+            THREAD: by_hand(functools.partial(_pool.submit, host.log_text), waited_for),
+            OURS: with_ours,
+        },
+    )
+
+
 def log_metrics(place: Place, iterations: int) -> Situation:
     """40 numbers of each step are logged, as a dict."""
 
