@@ -89,9 +89,9 @@ class CacheMiss:
         # What looks for a call among the last ones before anything else; None where other processes may have to know of
         # the call before it is found, or where it has to be changed to be found.
         self._recognized: Callable[..., Outcome | None] | None = None
-        self._places: dict[
-            int, list[tuple[int, HostReference]]
-        ] = {}  # of host arguments, by the number of positional ones
+        # Of host arguments: the positional ones, by how many positional arguments there are, and those by name.
+        self._places: dict[int, list[tuple[int, HostReference]]] = {}
+        self._named_places = [(name, HostReference(definition.name, name)) for name in definition.host[1]]
         self._let_in = 0  # how many of the entries of the C++ functions let others in
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
@@ -143,9 +143,8 @@ class CacheMiss:
             names, numbers = parameter_names(definition.signature, count), positions(definition.host[0], count)
             places = self._places[count] = [(i, HostReference(definition.name, names[i])) for i in sorted(numbers)]
         objects = {reference: args[i] for i, reference in places}
-        for name in definition.host[1] if kwargs else ():
-            if name in kwargs:
-                objects[HostReference(definition.name, name)] = kwargs[name]
+        if kwargs:
+            objects.update((reference, kwargs[name]) for name, reference in self._named_places if name in kwargs)
         return calling_with(objects, self.recent.outcome, args, kwargs, retires=retires)
 
     def _last_agreement(self) -> "Agreement | None":
