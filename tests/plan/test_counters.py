@@ -133,6 +133,25 @@ def test_a_branch_with_results_is_chosen_as_well(reads, devices):
     assert reads == [0]
 
 
+def test_other_integers_are_not_asked_for(reads):
+    """They may be what another program computes, for which the host would have to wait."""
+
+    @pjit
+    def step(state):
+        jax.lax.cond(state["step"] % 3 == 2, lambda: save(state["step"], state["w"]), lambda: None)
+        by = state["by"]
+        return {"w": state["w"], "step": state["step"] + by, "by": by * 1, "tokens": state["tokens"] + 7}
+
+    state = {**new_state(), "by": jnp.int32(1), "tokens": jnp.int32(0)}
+    assert "know(out_by, out_step, state_by, state_step)" in str(step.plan(state)).replace("'", "")
+    for _ in range(6):
+        state = step({**state, "tokens": state["tokens"] + 1})
+    colocated.wait()
+    assert sorted(reads) == [0, 1]
+    assert [number for number, _ in rendezvous.logs["calls"]] == [2, 5]
+    assert int(state["tokens"]) == 48
+
+
 def test_a_function_may_be_called_know():
     @colocated_python(out_specs_fn=lambda *_: None)
     def know(step):

@@ -122,13 +122,20 @@ def counted(block: VarBlock, numbers: Numbers) -> Counted | None:
     chains = _Chains(block, numbers)
     branches = [node for node in block.nodes if isinstance(node, Branch) and not node.on_devices]
     told = operations_on_numbers(block, branches, numbers)
-    if numbers.counters.isdisjoint(var for i in told for var in variables(block.nodes[i].inputs)):
+    needed = numbers.counters.intersection(var for i in told for var in variables(block.nodes[i].inputs))
+    if not needed:
         return None
-    results = [i for i, atom in enumerate(block.outputs) if chains.counters(atom)]
+    results: list[int] = []
+    while True:  # what they are counted up by has to be known as well, and nothing else is asked for
+        found = [i for i, atom in enumerate(block.outputs) if not needed.isdisjoint(chains.counters(atom))]
+        if found == results:
+            break
+        results = found
+        needed = needed.union(*(chains.counters(block.outputs[i]) for i in results))
     atoms = [block.outputs[i] for i in results]
-    needed = {i for atom in atoms for i in chains.operations(atom) or ()}
-    eqns = [node.eqn for i, node in enumerate(block.nodes) if i in needed and isinstance(node, Equation)]
-    read = {*variables([*(atom for eqn in eqns for atom in eqn.invars), *atoms])}
+    operations = {i for atom in atoms for i in chains.operations(atom) or ()}
+    eqns = [node.eqn for i, node in enumerate(block.nodes) if i in operations and isinstance(node, Equation)]
+    read = needed.union(variables([*(atom for eqn in eqns for atom in eqn.invars), *atoms]))
     consts = {var: block.consts[var] for var in block.consts if var in read}
     arguments = [i for i, var in enumerate(block.inputs) if var in read]
     jaxpr = closed_jaxpr([block.inputs[i] for i in arguments], atoms, eqns, consts)
