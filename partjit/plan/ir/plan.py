@@ -62,6 +62,11 @@ class PlanData:
     counted: Counted | None = None
 
     @property
+    def counters(self) -> tuple[Value, ...]:
+        """The inputs that the host counts along."""
+        return () if self.counted is None else tuple(self.inputs[i] for i in self.counted.inputs)
+
+    @property
     def fragments(self) -> tuple[Fragment[Value, Value], ...]:
         """The pieces that are compiled, in the order of their dispatch; those in loops and branches as well."""
         return tuple(node for node in walk(self.nodes) if isinstance(node, Fragment))

@@ -56,6 +56,10 @@ def _number_of(array: ArrayImpl) -> int | float:
     return number
 
 
+def _number_or_itself(arg: Any) -> Any:
+    return _number_of(arg) if type(arg) is ArrayImpl else arg
+
+
 def is_number(value: Value) -> bool:
     """Whether a value is what the host has as a Python number."""
     return value.aval.shape == () and isinstance(value.aval.dtype, np.dtype) and value.aval.dtype.kind in "biuf"
@@ -65,7 +69,7 @@ def reading_counters(compute: Callable[..., Sequence[Any]]) -> Callable[..., Seq
     """A function of what the host computes, of arrays in place of their numbers."""
 
     def run(*args: Any) -> Sequence[Any]:
-        return compute(*[_number_of(arg) if type(arg) is ArrayImpl else arg for arg in args])
+        return compute(*map(_number_or_itself, args))
 
     return run
 
@@ -112,7 +116,7 @@ def counting_along(counted: Counted) -> Callable[..., None]:
             if _ARRAYS.issuperset(map(type, args)):
                 numbers = of_integers(*map(_number_of, args))
             else:
-                numbers = of_anything(*[_number_of(arg) if type(arg) is ArrayImpl else arg for arg in args])
+                numbers = of_anything(*map(_number_or_itself, args))
         except ZeroDivisionError:
             return
         for array, number in zip(values, numbers, strict=False):

@@ -33,8 +33,7 @@ def after_first(plan: Plan) -> PlanData | None:
     position = {value: i for i, value in enumerate(plan.inputs)}
     taken = [position.get(value, -1) for value in first.inputs]
     donated = {value for value, is_donated in zip(first.inputs, first.donated, strict=True) if is_donated}
-    counted = plan.counted
-    counters = set() if counted is None else {plan.inputs[i] for i in counted.inputs}
+    counted, counters = plan.counted, {*plan.counters}
     if -1 in taken or taken != sorted({*taken}) or not plan.released <= donated | counters:
         return None
     read = {*plan.outputs, *counters}
@@ -43,7 +42,7 @@ def after_first(plan: Plan) -> PlanData | None:
     inputs = (*first.outputs, *(value for value in plan.inputs if value in read))
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(PlanData)}
     if counted is not None:
-        positions = tuple(inputs.index(plan.inputs[i]) for i in counted.inputs)
+        positions = tuple(map(inputs.index, plan.counters))
         counted = dataclasses.replace(counted, inputs=positions)
     rest = {"inputs": inputs, "nodes": plan.nodes[1:], "released": plan.released - donated, "counted": counted}
     return PlanData(**{**fields, **rest})

@@ -184,9 +184,8 @@ def link(
     """
     fast_paths: dict[str, FastPath] = {}
     namespace: dict[str, Any] = {"wait": value_of, "read": _read, "release": _release}
-    counters: set[Value] = set()
+    counters = {*plan.counters}
     if plan.counted is not None:
-        counters.update(plan.inputs[i] for i in plan.counted.inputs)
         namespace["know"] = counting_along(plan.counted)
     agreement = agreement_for(plan)
     for value, constant in plan.constants:

@@ -38,15 +38,14 @@ def names_of_results(plan: PlanData) -> list[str]:
 
 def _emitted(plan: PlanData, names: "_Names", is_agreed: bool) -> str:
     lines = [f"def {_identifier(plan)}({names.listed(plan.inputs)}):"]
-    counters = [] if plan.counted is None else [plan.inputs[i] for i in plan.counted.inputs]
-    kept = {*plan.outputs, *counters, *(value for value, _ in plan.constants)}
+    kept = {*plan.outputs, *plan.counters, *(value for value, _ in plan.constants)}
     moved = {value for node in walk(plan.nodes) if isinstance(node, Branch) for value in node.given}
     writer = _Writer(names, plan.released - moved, is_agreed)
     lines += _indented([*writer.block(plan.nodes, plan.inputs, kept, set())])
     if plan.counted is not None:
-        values = [*(plan.outputs[i] for i in plan.counted.outputs), *counters]
+        values = [*(plan.outputs[i] for i in plan.counted.outputs), *plan.counters]
         lines.append(f"    know({names.listed(values)})  # {counted(len(plan.counted.jaxpr.eqns), 'equation')}")
-        released = [value for value in counters if value in plan.released]
+        released = [value for value in plan.counters if value in plan.released]
         lines += [f"    release({names.listed(released)})"] if released else []
     lines.append(f"    return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})")
     return "\n".join(lines) + "\n"
