@@ -125,11 +125,13 @@ class CacheMiss:
 
         With `retires` for a call that is not `retiring`, and so has to do the same itself.
         """
-        if self._recognized is None or _letting_in.is_on:
+        find = self._recognized
+        if find is None or _letting_in.is_on:
             return None
-        if self._entries() > self._let_in and self.recent is not None and self.recent.knows(args, kwargs):
-            self._let_others_in(args, kwargs)
-        return self._recognized(args, kwargs, retires=retires)
+        for function in self.functions:
+            if function._cache_size() > self._let_in and self.recent is not None and self.recent.knows(args, kwargs):
+                self._let_others_in(args, kwargs)
+        return find(args, kwargs, retires=retires)
 
     def _with_objects(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, retires: bool = False

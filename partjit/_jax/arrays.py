@@ -12,7 +12,7 @@ from jax._src import ad_util, config, core, dtypes
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir, pxla
 from jax._src.lax import lax
-from jax._src.lib import _jax
+from jax._src.lib import _jax, guard_lib
 from jax._src.lib import xla_client as xc
 from jax._src.random.prng import PRNGKeyArray
 from jax.core import ShapedArray
@@ -25,6 +25,7 @@ from partjit._jax.versions import RELEASE
 __all__ = [
     "ArrayImpl",
     "PRNGKeyArray",
+    "are_transfers_guarded",
     "array_of_buffers",
     "array_of_capsule",
     "array_of_shards",
@@ -276,6 +277,13 @@ def _put(
     return xc.batched_device_put(aval, sharding, values, devices, committed)
 
 
+def are_transfers_guarded() -> bool:
+    """Whether jax's transfer guard has something to say about transfers from the host that nobody has asked for."""
+    here, everywhere = guard_lib.thread_local_state().host_to_device, guard_lib.global_state().host_to_device
+    return (everywhere if here is None else here) not in _UNGUARDED
+
+
+_UNGUARDED = (None, guard_lib.TransferGuardLevel.ALLOW)
 _OF_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
 
 

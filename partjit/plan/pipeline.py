@@ -256,7 +256,7 @@ def make_plan(
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
     bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
-    bound = emit(bound, mesh)
+    bound = emit(bound, mesh, on_one_cpu=executables.on_one_cpu)
     check_stage(bound.block, "bound", [*bound.constants])
     # Over several processes a move is a program of all of them.
     bound = transfers(bound, names, default, is_left_to_calls=not is_over_processes(mesh))

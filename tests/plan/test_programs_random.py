@@ -19,6 +19,8 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.plan.passes import choose_emitted, cost
+from partjit.plan.passes.fragments import replicated
+from partjit.plan.run.direct import left_to_dispatch
 from tests.census import of_its_own, saw, sees
 from tests.plan import control_flow_operations as operations
 from tests.plan import random_control_flow as rc
@@ -58,6 +60,7 @@ def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     monkeypatch.setattr(cost, "WORTH_LEAVING", program.worth_a_dispatch)
     monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
+    monkeypatch.setattr(cost, "RUN_AT_ONCE", program.worth_a_dispatch if program.emits else 0)
     return pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),
@@ -178,6 +181,7 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
         plan, same = (one.plan(*arguments(mesh, 0)) for one in (function, equal))
     assert plan.source == same.source, "the same program has the same plan"
     saw("a call that its executable waits for", when=any(call.is_answered for call in plan.calls))
+    saw("a result as the function returned it", when=left_to_dispatch(plan, replicated(mesh)))
     if rc.is_straight(program.steps):
         assert len(plan.fragments) <= 2 * len(plan.calls) + 1
 

@@ -14,7 +14,7 @@ from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax import arrays
-from partjit._jax.arrays import PRNGKeyArray, numpy_putter, shareable
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, numpy_putter, shareable
 from partjit._jax.refusal import refusing
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
@@ -243,6 +243,9 @@ class HostArgument(OnDemand):
         return HostArgument(self._value, Destination(self._destination.aval, sharding, True), self.number)
 
 
+_WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
+
+
 def put_host_arguments(leaves: Sequence[Any], *, when_used: bool = False) -> Sequence[Any]:
     """The flat arguments of a call, with those that are not on devices put there; numbers `when_used`, if so."""
     if HostArgument not in map(type, leaves):
@@ -364,6 +367,8 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
     """
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        if not kwargs and _WITH_NUMPY.issuperset(map(type, args)):
+            return target(*map(as_numpy, args))
         leaves, tree = jax.tree.flatten((args, kwargs))
         kinds = [*map(type, leaves)]
         if PRNGKeyArray in kinds:

@@ -1,6 +1,7 @@
 """The spec of one result of a colocated function, and how what the function returned becomes an array of it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
+    are_transfers_guarded,
     as_numpy,
     is_computed,
     is_on_one_host_device,
@@ -33,17 +35,33 @@ class OutSpec:
         sharding: its sharding.
         committed: whether it is committed to its devices.
         scalar_type: that of the NumPy scalars which are numbers of exactly its dtype; None if it is no number.
+        is_left_to_dispatch: whether nothing but executables gets it, whose dispatch puts NumPy arrays on their device
+            in less time than this would take.
     """
 
-    __slots__ = ("_is_simple", "_putter", "aval", "committed", "dtype", "scalar_type", "shape", "sharding", "weak_type")
+    __slots__ = (
+        "_is_simple",
+        "_putter",
+        "aval",
+        "committed",
+        "dtype",
+        "is_left_to_dispatch",
+        "scalar_type",
+        "shape",
+        "sharding",
+        "weak_type",
+    )
 
-    def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
+    def __init__(
+        self, aval: ShapedArray, sharding: Sharding, committed: bool, *, is_left_to_dispatch: bool = False
+    ) -> None:
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
         self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
         is_number = aval.shape == () and isinstance(aval.dtype, np.dtype)
         self.scalar_type: type | None = aval.dtype.type if is_number else None
+        self.is_left_to_dispatch = is_left_to_dispatch
         self._is_simple = committed and sharding.is_fully_addressable
         self._putter: Callable[[np.ndarray], jax.Array] | None = None
 
@@ -71,8 +89,13 @@ class OutSpec:
             return move_together(value, self.sharding, what())
         return self.put(value)
 
-    def put_numpy(self, value: np.ndarray) -> jax.Array:
-        """The array of a NumPy array of the right shape and dtype, with this weak type and sharding."""
+    def put_numpy(self, value: np.ndarray) -> Any:
+        """The array of a NumPy array of the right shape and dtype, with this weak type and sharding.
+
+        The NumPy array itself if it `is_left_to_dispatch`: then nobody may change it.
+        """
+        if self.is_left_to_dispatch and not are_transfers_guarded():  # the user has not asked for this one
+            return value
         if self._putter is None:
             self._putter = numpy_putter(self.aval, self.sharding, self.committed, is_explicit=True)
         return self._putter(value)

@@ -9,7 +9,7 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import type_of
 from partjit.calls import inner_jaxprs
 
-__all__ = ["amortizes_a_dispatch", "amortizes_leaving", "cost_of"]
+__all__ = ["amortizes_a_dispatch", "amortizes_leaving", "cost_of", "is_run_at_once"]
 
 WORTH_A_DISPATCH = 1e6
 """Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
@@ -17,6 +17,9 @@ WORTH_A_DISPATCH = 1e6
 WORTH_LEAVING = 1e7
 """Those that take about as long as the host takes longer than an executable that waits for a call: that has to end, the
 host reads and calls, and dispatches what comes next."""
+
+RUN_AT_ONCE = 1000
+"""XLA:CPU computes what takes fewer operations in the thread that dispatches it."""
 
 _ITERATIONS_OF_WHILE = 10
 
@@ -29,6 +32,11 @@ def amortizes_a_dispatch(cost: float) -> bool:
 def amortizes_leaving(cost: float, devices: int = 1) -> bool:
     """Whether so many take as long as it takes these devices to leave an executable for a call, and to go on."""
     return cost >= WORTH_LEAVING * devices
+
+
+def is_run_at_once(cost: float) -> bool:
+    """Whether a single CPU has computed so many elementary operations when their dispatch returns."""
+    return cost < RUN_AT_ONCE
 
 
 def cost_of(eqn: JaxprEqn) -> float:
@@ -49,6 +57,8 @@ def cost_of(eqn: JaxprEqn) -> float:
         inner *= _ITERATIONS_OF_WHILE
     elif name == "shard_map":  # whose body is what one device does
         inner *= eqn.params["mesh"].size
+    if name.startswith("reduce_"):
+        return _size([atom for atom in eqn.invars if isinstance(atom, Var)])
     return inner + _size(eqn.outvars)
 
 

@@ -5,7 +5,7 @@ What is around them is compiled together with them.
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,27 +34,43 @@ from partjit.plan.ir.nodes import (
 )
 from partjit.plan.passes.bind import Bound
 from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
-from partjit.plan.passes.cost import amortizes_leaving
+from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
 
 __all__ = ["emit", "handed_over", "returned"]
 
 _Kind: TypeAlias = tuple[bool, Sequence[ColocatedCall[Value, Value]]]
 """Whether an executable waits for its calls, and these."""
 
+
+class _Devices(NamedTuple):
+    """The devices of a program.
+
+    Attributes:
+        meet: whether several would meet for calls, which are in no loop or branch.
+        are_one_cpu: whether there is one only, a CPU.
+    """
+
+    meet: bool
+    are_one_cpu: bool
+
+
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """The number of the execution and how many calls there were, in one array; and values."""
 
 
-def emit(bound: Bound, mesh: Mesh) -> Bound:
+def emit(bound: Bound, mesh: Mesh, *, on_one_cpu: bool) -> Bound:
     """Makes fragments of what was chosen in a program, and of the fragments next to it.
 
     Args:
         bound: the program.
         mesh: its mesh, maybe empty.
+        on_one_cpu: whether it runs on a single device, a CPU.
     """
     if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
-    return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh, mesh.size > 1))
+    return dataclasses.replace(
+        bound, block=_emitted(bound.block, bound.constants, mesh, _Devices(mesh.size > 1, on_one_cpu))
+    )
 
 
 def _is_chosen(node: Node) -> bool:
@@ -83,15 +99,13 @@ def _lanes(calls: Sequence[ColocatedCall[Value, Value]]) -> tuple[Stream | None,
     return calls[0].stream, next(iter(lanes), None)
 
 
-def _emitted(
-    block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices_meet: bool = False
-) -> ValueBlock:
+def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> ValueBlock:
     nodes: list[Node] = []
     names: dict[str, str] = {}
     position = {node: i for i, node in enumerate(block.nodes)}
-    for kind, run in _runs(block.nodes, devices_meet):
+    for kind, run in _runs(block.nodes, devices):
         if kind is None:
-            nodes += (_with_emitted(node, constants, mesh) for node in run)
+            nodes += (_with_emitted(node, constants, mesh, devices) for node in run)
             continue
         after = block.nodes[position[run[-1]] + 1 :]
         needed = {*block.outputs, *(value for node in after for value in node.inputs)}
@@ -103,12 +117,12 @@ def _emitted(
     return dataclasses.replace(block, nodes=tuple(nodes), order=order)
 
 
-def _runs(nodes: Sequence[Node], devices_meet: bool) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
+def _runs(nodes: Sequence[Node], devices: _Devices) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
     """Pieces of nodes, each with the kind of the executable that is made of it; None if none makes calls.
 
     Args:
         nodes: the nodes.
-        devices_meet: whether several devices would meet for the calls, which are in no loop or branch.
+        devices: those of the program.
     """
     kind: _Kind | None = None
     run: list[Node] = []
@@ -117,7 +131,7 @@ def _runs(nodes: Sequence[Node], devices_meet: bool) -> Iterator[tuple[_Kind | N
         own = _kind(node) if joins else None
         together = _together(kind, own)
         if run and (not joins or (together is None and own is not None)):
-            yield from _settled(kind, run, devices_meet)
+            yield from _settled(kind, run, devices)
             kind, run, together = None, [], own
         if joins:
             kind = together
@@ -125,7 +139,7 @@ def _runs(nodes: Sequence[Node], devices_meet: bool) -> Iterator[tuple[_Kind | N
         else:
             yield None, [node]
     if run:
-        yield from _settled(kind, run, devices_meet)
+        yield from _settled(kind, run, devices)
 
 
 def _has_refs(fragment: Fragment[Value, Value]) -> bool:
@@ -134,24 +148,27 @@ def _has_refs(fragment: Fragment[Value, Value]) -> bool:
 
 
 def _settled(
-    kind: _Kind | None, run: Sequence[Node], devices_meet: bool
+    kind: _Kind | None, run: Sequence[Node], devices: _Devices
 ) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
     """A piece of nodes that follow each other; single calls in it are the host's after all where that is cheaper.
 
     If the rest is expensive, the host does something else while the devices work, and they reuse the memory of large
-    arrays. A call before all of the rest takes no dispatch of its own, and several devices would have to meet for it.
+    arrays. If it is so cheap that a CPU computes it in the host's own thread, that goes from one to the next in less
+    time than an executable takes to call it. A call before all of the rest takes no dispatch of its own, and several
+    devices would have to meet for it.
     """
     first = next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
-    if devices_meet and first:
+    if devices.meet and first:
         yield None, [*map(_by_the_host, run[:first])]
-        yield from _runs(run[first:], devices_meet)
+        yield from _runs(run[first:], devices)
         return
     if any(isinstance(node, ColocatedCall) for node in run):
         own = {value for node in run for value in node.outputs}
         given = {value for node in run for value in node.inputs} - own
-        is_expensive = amortizes_leaving(sum(node.cost for node in run if isinstance(node, Fragment)))
-        if is_expensive or not can_be_kept(value.aval for value in given):
-            yield from _runs([_by_the_host(node) for node in run], devices_meet)
+        costs = [node.cost for node in run if isinstance(node, Fragment)]
+        is_settled = amortizes_leaving(sum(costs)) or (devices.are_one_cpu and all(map(is_run_at_once, costs)))
+        if is_settled or not can_be_kept(value.aval for value in given):
+            yield from _runs([_by_the_host(node) for node in run], devices)
             return
     yield kind, run
 
@@ -160,10 +177,11 @@ def _by_the_host(node: Node) -> Node:
     return dataclasses.replace(node, is_emitted=False) if isinstance(node, ColocatedCall) else node
 
 
-def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh) -> Node:
+def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> Node:
     if not isinstance(node, Loop | Branch):
         return node
-    return with_blocks(node, [_emitted(block, constants, mesh) for block in node.blocks])
+    devices = devices._replace(meet=False)
+    return with_blocks(node, [_emitted(block, constants, mesh, devices) for block in node.blocks])
 
 
 def _fragment(

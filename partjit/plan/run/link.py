@@ -58,6 +58,7 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
 from partjit.plan.run.counters import counting_along, given_numbers, is_number, reading_counters
+from partjit.plan.run.direct import left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
@@ -221,9 +222,10 @@ def link(
         namespace[name] = run_fragment
     numbers = set() if agreement is not None else counters | {v for v, _ in plan.constants if is_number(v)}
     own = _read_once(plan) if agreement is None else ()
+    direct = left_to_dispatch(plan, default.sharding) if agreement is None else ()
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            run_call = _caller(call, _specialized(call, default, mesh, Specialization), own)
+            run_call = _caller(call, _specialized(call, default, mesh, Specialization, direct), own)
             run_call = given_numbers(run_call, call.inputs, numbers, partial(_sharding_of, mesh, default))
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
@@ -300,12 +302,13 @@ def _specialized(
     default: DefaultSharding,
     mesh: Mesh,
     kind: type[SpecializationOfKind],
+    direct: Collection[Value] = (),
 ) -> SpecializationOfKind:
-    """The function of a call for its arguments and results."""
+    """The function of a call for its arguments and results; `direct` are those that are left to the dispatch."""
     sharding_of = partial(_sharding_of, mesh, default)
     outputs = [
-        OutSpec(value.aval, sharding_of(value), value.sharding is not None or default.committed)
-        for value in call.outputs
+        OutSpec(v.aval, sharding_of(v), v.sharding is not None or default.committed, is_left_to_dispatch=v in direct)
+        for v in call.outputs
     ]
     in_shardings = [colocated_sharding(sharding_of(value)) for value in call.inputs]
     shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]

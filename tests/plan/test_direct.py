@@ -1,0 +1,145 @@
+"""Results of calls that only executables get, as NumPy arrays: nobody sees a difference."""
+
+import collections
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+import partjit
+from partjit import colocated, events, pjit
+from partjit.colocated import colocated_python
+from partjit.plan.run.direct import left_to_dispatch
+from tests.colocated import rendezvous
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+
+def direct(plan):
+    """The names of the results that are left to the dispatch."""
+    return sorted(value.name for value in left_to_dispatch(plan, SingleDeviceSharding(jax.devices()[0])))
+
+
+def as_it_is(x):
+    return x
+
+
+def reused(x):
+    """In memory that the function keeps, and writes over in each call."""
+    buffers = rendezvous.logs["buffers"]
+    if not buffers:
+        buffers.append(np.empty_like(x))
+    buffers[0][...] = x
+    return buffers[0]
+
+
+RETURNED = {
+    "the argument": as_it_is,
+    "memory that is used again": reused,
+    "a new array": np.array,
+    "a view": lambda x: x.T.T,
+    "an array of jax": lambda x: jnp.asarray(x),
+    "a number": lambda x: x.ravel()[0],
+    "a Python number": lambda x: x.ravel()[0].item(),
+}
+DTYPES = [np.float32, np.int8, np.uint32, np.bool_, np.complex64, jnp.bfloat16]
+
+
+def test_the_results_are_those_by_hand():
+    """Whatever the function returns, and of which dtype; several executions are under way at once."""
+    seen = collections.Counter()
+    for (kind, function), dtype, shape in itertools.product(RETURNED.items(), DTYPES, [(), (7,), (40, 40)]):
+        if ("number" in kind and shape) or (kind == "a number" and dtype is jnp.bfloat16 and not shape):
+            continue
+        if kind == "a Python number" and np.dtype(dtype).kind == "V":
+            continue
+        rendezvous.clear()
+        call = colocated_python(function, arrays="numpy", out_specs_fn=lambda x: x)
+        program = pjit(lambda x, call=call: call(x + x) + x)
+        given = [jnp.full(shape, i % 2, dtype) for i in range(4)]
+        assert len(direct(program.plan(given[0]))) == 1
+        for _ in range(2):
+            results = [program(x) for x in given]
+            for x, result in zip(given, results, strict=True):
+                assert result.dtype == x.dtype
+                assert isinstance(result, jax.Array)
+                np.testing.assert_array_equal(np.asarray(result), np.asarray(x + x + x))
+        seen[kind] += 1
+        seen[np.dtype(dtype).name] += 1
+    assert len(seen) == len(RETURNED) + len(DTYPES)
+
+
+def test_only_what_executables_alone_get_once_is_left_to_them():
+    call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+    x = jnp.arange(8.0)
+
+    def given_to_a_call(x):
+        return call(call(x + 1)) + 1
+
+    large = jnp.zeros(16_384)
+    assert len(direct(pjit(given_to_a_call).plan(x))) == 1
+    assert direct(pjit(lambda x: call(x + 1)).plan(x)) == []
+    assert direct(pjit(lambda x: (y := call(x + 1), y + 1)).plan(x)) == []
+    assert direct(pjit(lambda x: call(x + 1) + 1).plan(large)) == []
+    assert len(direct(pjit(lambda x: call(x + 1) + 1).plan(large[1:]))) == 1
+
+
+def test_they_are_not_on_several_devices(mesh):
+    call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+    with mesh:
+        plan = pjit(lambda x: call(x + 1) + 1).plan(jnp.arange(8.0))
+    assert left_to_dispatch(plan, jax.sharding.NamedSharding(mesh, partjit.P())) == ()
+
+
+def test_numbers_of_64_bits_are_put_where_these_are_enabled():
+    with jax.enable_x64(True):
+        call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+        program = pjit(lambda x: call(x + 1) + 1)
+        x = jnp.full(3, 2.0**40 + 0.5)
+        assert direct(program.plan(x)) == []
+        compiled = program.lower(x).compile()
+        assert program(x).dtype == np.float64
+    np.testing.assert_array_equal(np.asarray(compiled(x)), np.asarray(x) * 2 + 3)
+
+
+def test_the_transfer_guard_has_nothing_to_say():
+    """As for other results, which are put explicitly; in a thread, and everywhere."""
+    call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+    program = pjit(lambda x: call(x + 1) + 1)
+    x = jnp.arange(8.0)
+    expected = np.asarray(program(x))
+    for level in ("disallow", "log", "allow"):
+        with jax.transfer_guard(level):
+            np.testing.assert_array_equal(np.asarray(program(x)), expected)
+    before = jax.config.jax_transfer_guard
+    try:
+        jax.config.update("jax_transfer_guard", "disallow")
+        found = program(x)
+    finally:
+        jax.config.update("jax_transfer_guard", before)
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_listeners_and_journals_see_the_same(tmp_path):
+    call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+    program = pjit(lambda x: call(x + 1) + 1)
+    x = jnp.arange(8.0)
+    expected = np.asarray(program(x))
+    found = []
+    with events.subscribe(found.append):
+        np.testing.assert_array_equal(np.asarray(program(x)), expected)
+    assert any(type(event).__name__ == "CallFinished" for event in found)
+    for _ in range(2):  # then from what the journal has
+        with colocated.journal(tmp_path / "journal", results=True):
+            np.testing.assert_array_equal(np.asarray(program(x)), expected)
+
+
+def test_a_wrong_result_is_named():
+    call = colocated_python(lambda x: x[:4], arrays="numpy", out_specs_fn=lambda x: x)
+    program = pjit(lambda x: call(x + 1) * 2)
+    assert direct(program.plan(jnp.ones(8)))
+    with pytest.raises(ValueError, match=r"result is float32\[4\], but its spec says float32\[8\]"):
+        program(jnp.ones(8))
