@@ -19,7 +19,7 @@ from partjit.colocated.runtime.emission_on_streams import ExecutionOnStreams
 from partjit.colocated.runtime.numbers import Number, Numbers
 from partjit.colocated.runtime.streams import Stream, inside
 
-__all__ = ["run_answering", "run_emitting"]
+__all__ = ["raise_of_xla", "run_answering", "run_emitting"]
 
 Dispatch: TypeAlias = Callable[..., Sequence[jax.Array]]
 """Dispatches an executable, given the number of the execution and the other arguments; the first result is the number
@@ -159,7 +159,7 @@ def run_answering(
                     if isinstance(cause, Exception):
                         calls[which].specialization.failure(cause, calls[which].site).raise_()
                     raise cause from None
-                _raise_of_xla(error)
+                raise_of_xla(error)
         numbers.give_back(number)
         return results
 
@@ -209,13 +209,13 @@ def _dispatched(
     except BaseException as error:
         if execution.interrupt is not None:
             raise execution.interrupt from None
-        _raise_of_xla(error)
+        raise_of_xla(error)
     if execution.interrupt is not None:
         raise execution.interrupt
     return results
 
 
-def _raise_of_xla(error: BaseException) -> NoReturn:
+def raise_of_xla(error: BaseException) -> NoReturn:
     """Raises what a dispatch has raised, as jax does."""
     if _quotes_ctrl_c(error):
         raise KeyboardInterrupt from error

@@ -14,7 +14,6 @@ import jax
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl
-from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
 from partjit.colocated.agreement import refusals
 from partjit.colocated.journaling import log as journal
@@ -28,14 +27,12 @@ from partjit.colocated.runtime.host_values import (
 )
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.moves import together
-from partjit.colocated.runtime.observation import observe_call, profiled
+from partjit.colocated.runtime.observation import observe_call
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import distinct
-from partjit.colocated.runtime.run_ahead import Prepared
-from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
-from partjit.colocated.simple_calls import submitted, submitted_flat
+from partjit.colocated.simple_calls import submitted
 
 __all__ = ["Specialization"]
 
@@ -124,119 +121,6 @@ class Specialization(PreparedFunction):
             return self._run_in_order(leaves, stream)
         except StopIteration as error:
             raise without_stop(error, self._name) from error
-
-    def run_for_program(
-        self, leaves: Sequence[Any], which: Sequence[int], site: Site, node: str = ""
-    ) -> Sequence[jax.Array]:
-        """Calls the function in this thread, for a program, and returns the flat results.
-
-        Args:
-            leaves: the flat arguments: arrays on the hosts, and `HostArgument`s.
-            which: the positions of results that must be distinct from the arguments and from each other.
-            site: where the user's code makes the call.
-            node: its name in the plan; empty where there is none.
-
-        Raises:
-            Exception: what the function raised, with a note that names the call.
-        """
-        if not self._is_prepared:
-            self.prepare()
-        if not self._is_here:
-            return self._results_elsewhere()
-        stream = self._stream or current_stream()
-        out_specs = self.out_specs
-        assert out_specs is not None
-        entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
-        if entry is not None and entry.is_known:
-            return entry.results(out_specs)
-        return self._run_for_program(leaves, which, site, stream, out_specs, entry)
-
-    def _run_for_program(
-        self,
-        leaves: Sequence[Any],
-        which: Sequence[int],
-        site: Site,
-        stream: Stream,
-        out_specs: OutSpecs,
-        entry: Entry | None,
-    ) -> Sequence[jax.Array]:
-        if PendingArray in map(type, leaves):
-            leaves = values_of(leaves)  # what failed before is not a failure of this call
-        if not self._takes_numpy:
-            leaves = put_host_arguments(leaves, when_used=not self._is_of_shards)
-        try:
-            is_free = self._lane is None and not stream.calls and stream.is_private
-            if is_free and not events.listeners:
-                args, kwargs = self.in_specs.tree.unflatten(leaves)
-                if entry is None and not is_profiled():
-                    results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
-                elif entry is None:
-                    with profiled(self._name):
-                        results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
-                else:
-                    with entry, profiled(self._name):
-                        results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
-                        entry.done(results)
-            else:
-                results = out_specs.tree.flatten_up_to(
-                    self._run_here(leaves, self._lanes(stream)[0], stream, site, entry)
-                )
-            return distinct(results, leaves, which) if which else results
-        except Exception as error:
-            failure_here(error, self._name, site, stream).raise_()
-
-    def submitting(
-        self, pinned: Sequence[bool | None], site: Site, node: str = "", *, is_run_here: bool = False
-    ) -> Callable[..., Sequence[jax.Array]]:
-        """A function that submits a call to a thread, for a program, and returns the flat results, which are pending.
-
-        It takes the flat arguments: arrays on the hosts, and `HostArgument`s.
-
-        Args:
-            pinned: which of them may be donated while the call runs; None for one that nobody else has.
-            site: where the user's code makes the call.
-            node: its name in the plan.
-            is_run_here: whether this thread runs it, which waits for it next; it has no results.
-        """
-
-        def submit(*leaves: Any) -> Sequence[jax.Array]:
-            if not is_run_here and self._runs_simply():
-                out_specs = self.out_specs
-                assert out_specs is not None
-                takes = self._taken_all(leaves, pinned)
-                return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
-            return self._submit_for_program(leaves, pinned, site, node, is_run_here)
-
-        return submit
-
-    def _submit_for_program(
-        self, leaves: Sequence[Any], pinned: Sequence[bool | None], site: Site, node: str, is_run_here: bool
-    ) -> Sequence[jax.Array]:
-        if not self._is_prepared:
-            self.prepare()
-        if not self._is_here:
-            return self._results_elsewhere()
-        stream = self._stream or current_stream()
-        out_specs = self.out_specs
-        assert out_specs is not None
-        if not is_run_here and self._runs_simply():
-            return submitted_flat(self._on_thread, self._taken_all(leaves, pinned), stream, out_specs, site)
-        lanes, is_nested = self._lanes(stream)
-        entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
-        if entry is not None and entry.is_known:
-            return entry.results(out_specs)
-        if is_nested:  # made by a call of its own stream, it is part of that call
-            made = self._ahead.made(out_specs, entry) if self._ahead is not None else None
-            which = range(len(out_specs.leaves))
-            return self._run_for_program(leaves, which, site, stream, out_specs, entry) if made is None else made
-
-        def prepared() -> Prepared:
-            return self._prepared(self._taken_all(leaves, pinned), lanes, stream, out_specs, site, entry)
-
-        if is_run_here:
-            scheduler.run_unreceived(prepared().call)
-            return ()
-        return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 
     def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
         returned = [self._target(*args, **kwargs)]

@@ -72,6 +72,16 @@ def test_the_results_are_those_by_hand():
     assert len(seen) == len(RETURNED) + len(DTYPES)
 
 
+@pytest.mark.parametrize("donated", [(), 0])
+def test_an_array_that_is_returned_as_it_is_can_be_donated_beside_the_result(donated):
+    call = colocated_python(as_it_is, out_specs_fn=lambda x: x)
+    program = pjit(lambda x: (call(x) * x, x + 1), donate_argnums=donated)
+    assert len(direct(program.plan(jnp.ones(8)))) == 1
+    for _ in range(3):
+        results = program(jnp.full(8, 3.0))
+        np.testing.assert_array_equal(np.asarray(results), [[9.0] * 8, [4.0] * 8])
+
+
 def test_only_what_executables_alone_get_once_is_left_to_them():
     call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
     x = jnp.arange(8.0)

@@ -60,7 +60,7 @@ def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     monkeypatch.setattr(cost, "WORTH_LEAVING", program.worth_a_dispatch)
     monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
-    monkeypatch.setattr(cost, "RUN_AT_ONCE", program.worth_a_dispatch if program.emits else 0)
+    monkeypatch.setattr(cost, "FOR_HOST_THREAD", program.worth_a_dispatch if program.emits else 0)
     return pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),

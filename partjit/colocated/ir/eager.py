@@ -17,13 +17,13 @@ from jax.sharding import NamedSharding, Sharding
 from partjit._jax.arrays import constant_of, moved
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.in_programs import SpecializationForPrograms
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.host_values import is_host_value, owned
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.streams import Stream
-from partjit.colocated.specialization import Specialization
 from partjit.mesh import Outside
 
 __all__ = ["DefaultSharding", "as_array", "body", "call_in_body", "evaluated_with"]
@@ -97,12 +97,12 @@ def call_in_body(
     results = [default.sharding if own is None else own for own in callee.out_shardings]
     on_hosts = tuple(map(colocated_sharding, shardings))
 
-    def make() -> Specialization:
+    def make() -> SpecializationForPrograms:
         outputs = [
             OutSpec(aval, colocated_sharding(sharding), default.committed or own is not None)
             for aval, sharding, own in zip(callee.out_avals, results, callee.out_shardings, strict=True)
         ]
-        return callee.specialized(stream, on_hosts, outputs, (*devices,), Specialization)
+        return callee.specialized(stream, on_hosts, outputs, (*devices,), SpecializationForPrograms)
 
     # Cached, so that the function is copied for its host once.
     specialization = callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)

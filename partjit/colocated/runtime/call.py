@@ -83,6 +83,7 @@ class Call(Flag):
         receivers: of its results; empty if nobody receives them.
         entering: called at the moment it enters its lanes; if it returns False, the call does not enter them.
         turn: set when the call is first in all its lanes, if its caller waits to run it.
+        is_brief: whether a thread that waits for it had better run it itself, and others need not hurry to.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
         number: those made later have larger ones.
         root: that of the outermost call that it is part of.
@@ -95,6 +96,7 @@ class Call(Flag):
         "_site",
         "body",
         "entering",
+        "is_brief",
         "lanes",
         "name",
         "number",
@@ -125,6 +127,7 @@ class Call(Flag):
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
+        self.is_brief = False
         self.waits: Sequence[Wait] = ()
         self._claims: list[object] = []  # the first one counts: appending is atomic
         self.is_set, self._waiting = False, []  # of a `Flag`

@@ -92,10 +92,10 @@ class OutSpec:
     def put_numpy(self, value: np.ndarray) -> Any:
         """The array of a NumPy array of the right shape and dtype, with this weak type and sharding.
 
-        The NumPy array itself if it `is_left_to_dispatch`: then nobody may change it.
+        A NumPy array if it `is_left_to_dispatch`, in memory of its own; nobody may change what is passed here.
         """
         if self.is_left_to_dispatch and not are_transfers_guarded():  # the user has not asked for this one
-            return value
+            return value if value.flags.writeable else value.copy()  # else it may be that of a donated argument
         if self._putter is None:
             self._putter = numpy_putter(self.aval, self.sharding, self.committed, is_explicit=True)
         return self._putter(value)

@@ -354,6 +354,8 @@ def distinct(
     seen = _Arrays(given)
     own = [*results]
     for i in range(len(own)) if which is None else which:
+        if type(results[i]) is np.ndarray:  # in memory of its own, left to the dispatch of what reads it
+            continue
         if results[i] in seen:
             own[i] = _pin(results[i], _nothing)()
         seen.add(results[i])

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from partjit.colocated.runtime import interrupts, lanes, soon, threads
+from partjit.colocated.runtime import brief, interrupts, lanes, soon, threads
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, Waiter, current_calls
 from partjit.colocated.runtime.deadlocks import wait_for
 from partjit.colocated.runtime.failures import PoisonedError, Site
@@ -72,6 +72,11 @@ def join(call: Call, deadline: float | None = None) -> bool:
         raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
     if threads.has_no_threads():
         _run_ready_calls(call)
+    if call.is_brief and deadline is None:
+        driver = _Driver(call)
+        driver.of(_run_awaited, driver, otherwise=driver.clean_up)()
+        if call.has_ended:
+            return True
     soon.hurry(call)
     return wait_for(call, call, deadline)
 
@@ -96,7 +101,10 @@ def submit(call: Call) -> None:
 def _submit(call: Call, submission: Presence) -> None:
     try:
         if _enter(call):
-            threads.start(_driving(call))
+            if call.is_brief:
+                brief.start_soon(call, _start_unless_run)
+            else:
+                threads.start(_driving(call))
     except BaseException:  # no more threads, or an interrupt: this tells the caller
         _give_up(call, None)
         raise
@@ -235,6 +243,26 @@ def _drive(driver: _Driver) -> None:
     driver.leave()
 
 
+def _run_awaited(driver: _Driver) -> None:
+    """Runs a call that this thread waits for, if it is its turn and nobody else runs it."""
+    (call,) = driver.calls
+    try:
+        if lanes.is_first(call) and call.claim(driver):
+            call.execute()
+            _leave(call)
+    except BaseException:
+        driver.clean_up()
+        driver.leave()
+        raise
+    driver.leave()
+
+
+def _start_unless_run(call: Call) -> None:
+    """Starts a call that nobody has waited for, if it is its turn."""
+    if call.claimant is None and lanes.is_first(call):
+        _start(call)
+
+
 def _take_over(driver: _Driver, call: Call, following: list[Call]) -> Call | None:
     """Starts the calls that follow one that a driver has run, but for one that it is to run itself."""
     own = None
@@ -295,6 +323,7 @@ def forget_after_fork() -> None:
     interrupts.forget_after_fork()
     threads.forget_after_fork()
     soon.forget_after_fork()
+    brief.forget_after_fork()
     for call in lanes.forget_after_fork():
         if call not in current_calls():
             call.fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))

@@ -47,6 +47,7 @@ class PlanData:
         agree: whether its processes agree before each fragment, or else only before the first execution; "ahead" if
             they need not wait for that where a fragment takes nothing away.
         counted: what the host counts along, to know which branch the next execution chooses; None if nothing.
+        in_host_thread: whether the calling thread, which waits for one executable after another, runs them itself.
     """
 
     name: str
@@ -60,6 +61,7 @@ class PlanData:
     released: frozenset[Value]
     agree: bool | str = True
     counted: Counted | None = None
+    in_host_thread: bool = False
 
     @property
     def counters(self) -> tuple[Value, ...]:

@@ -9,7 +9,7 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import type_of
 from partjit.calls import inner_jaxprs
 
-__all__ = ["amortizes_a_dispatch", "amortizes_leaving", "cost_of", "is_run_at_once"]
+__all__ = ["amortizes_a_dispatch", "amortizes_leaving", "cost_of", "is_for_host_thread", "is_run_at_once"]
 
 WORTH_A_DISPATCH = 1e6
 """Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
@@ -18,8 +18,11 @@ WORTH_LEAVING = 1e7
 """Those that take about as long as the host takes longer than an executable that waits for a call: that has to end, the
 host reads and calls, and dispatches what comes next."""
 
-RUN_AT_ONCE = 1000
+RUN_AT_ONCE = 1e3
 """XLA:CPU computes what takes fewer operations in the thread that dispatches it."""
+
+FOR_HOST_THREAD = 3e6
+"""Those that take about as long as it takes to hand an executable to another thread and to wait for it."""
 
 _ITERATIONS_OF_WHILE = 10
 
@@ -32,6 +35,11 @@ def amortizes_a_dispatch(cost: float) -> bool:
 def amortizes_leaving(cost: float, devices: int = 1) -> bool:
     """Whether so many take as long as it takes these devices to leave an executable for a call, and to go on."""
     return cost >= WORTH_LEAVING * devices
+
+
+def is_for_host_thread(cost: float) -> bool:
+    """Whether the host's thread, which waits for so many operations, had better run them itself on a single CPU."""
+    return cost < FOR_HOST_THREAD
 
 
 def is_run_at_once(cost: float) -> bool:

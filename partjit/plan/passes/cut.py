@@ -245,9 +245,10 @@ class _Cutting:
         # What was called ahead is there, as a rule.
         may_overlap = not all(_is_ahead(graph.nodes[i]) for i in waited_for)
         nodes = [graph.nodes[i] for i in waited_for]
+        are_here = all(isinstance(node, ColocatedCall) and node.callee.options.mode == "inline" for node in nodes)
         are_answered = all(isinstance(node, ColocatedCall) and self._can_be_answered(node) for node in nodes)
         amortizes = amortizes_leaving if are_answered else amortizes_a_dispatch
-        overlaps = may_overlap and amortizes(sum(graph.cost(i) for i in rest))
+        overlaps = may_overlap and not are_here and amortizes(sum(graph.cost(i) for i in rest))
         # A little work delays a call less than a dispatch would; and what precedes it must not be lost if it fails.
         if not overlaps and (len(rest) < len(device) or _precedes(graph, calls, waited_for, done | {*rest})):
             ancestors.update(rest)

@@ -39,6 +39,7 @@ from partjit.colocated.agreement.program import Agreement
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
 from partjit.colocated.executions import run_answering, run_emitting
+from partjit.colocated.in_programs import SpecializationForPrograms
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.emission import ANSWERED, has_other_effects
 from partjit.colocated.ir.primitive import SpecializationOfKind
@@ -47,7 +48,6 @@ from partjit.colocated.journaling.identity import in_scope_of_caller
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
-from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.integers import computed_by_host
@@ -60,6 +60,7 @@ from partjit.plan.run.ahead import zeros_of
 from partjit.plan.run.counters import counting_along, given_numbers, is_number, reading_counters
 from partjit.plan.run.direct import left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
+from partjit.plan.run.host_thread import running_in_host_thread
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
@@ -225,7 +226,7 @@ def link(
     direct = left_to_dispatch(plan, default.sharding) if agreement is None else ()
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            run_call = _caller(call, _specialized(call, default, mesh, Specialization, direct), own)
+            run_call = _caller(call, _specialized(call, default, mesh, SpecializationForPrograms, direct), own)
             run_call = given_numbers(run_call, call.inputs, numbers, partial(_sharding_of, mesh, default))
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
@@ -239,12 +240,17 @@ def link(
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
     with_events = observed(plan, code, name, dict(namespace))
+    execute = _defined(code, name, namespace)
+    if plan.in_host_thread and agreement is None:
+        (device,) = device_list(default.sharding)
+        execute, with_events = running_in_host_thread(device, execute), running_in_host_thread(device, with_events)
+        return Run(plan, execute, with_events, agreement, namespace["wait"], None)
     remaining = after_first(plan) if agreement is None else None
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
         rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), fast_paths)
-    return Run(plan, _defined(code, name, namespace), with_events, agreement, namespace["wait"], rest)
+    return Run(plan, execute, with_events, agreement, namespace["wait"], rest)
 
 
 def _defined(code: CodeType, name: str, namespace: Mapping[str, Any]) -> Execute:
@@ -336,7 +342,7 @@ def _read_once(plan: Plan) -> Collection[Value]:
 
 
 def _caller(
-    call: ColocatedCall[Value, Value], specialization: Specialization, of_one: Collection[Value]
+    call: ColocatedCall[Value, Value], specialization: SpecializationForPrograms, of_one: Collection[Value]
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that makes a call, in this thread or on another; `of_one` are the values that one node alone reads."""
     site, distinct, node = call.site, call.distinct, call.name

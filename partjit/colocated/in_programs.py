@@ -1,0 +1,185 @@
+"""Calls that programs make: inline in the calling thread, or on a thread whose results are waited for later."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from partjit import events
+from partjit._jax.dispatch import is_profiled
+from partjit._jax.types import PyTree
+from partjit.colocated.journaling import log as journal
+from partjit.colocated.journaling.entries import Entry
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call, failure_here
+from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.host_values import put_host_arguments
+from partjit.colocated.runtime.observation import profiled
+from partjit.colocated.runtime.pending import PendingArray, values_of
+from partjit.colocated.runtime.pins import distinct
+from partjit.colocated.runtime.run_ahead import Prepared
+from partjit.colocated.runtime.specs import OutSpecs
+from partjit.colocated.runtime.streams import Stream, current_stream
+from partjit.colocated.simple_calls import submitted_flat
+from partjit.colocated.specialization import Specialization
+
+__all__ = ["SpecializationForPrograms"]
+
+
+class SpecializationForPrograms(Specialization):
+    """A function specialized for calls that programs make."""
+
+    def run_for_program(
+        self, leaves: Sequence[Any], which: Sequence[int], site: Site, node: str = ""
+    ) -> Sequence[jax.Array]:
+        """Calls the function in this thread, for a program, and returns the flat results.
+
+        Args:
+            leaves: the flat arguments: arrays on the hosts, and `HostArgument`s.
+            which: the positions of results that must be distinct from the arguments and from each other.
+            site: where the user's code makes the call.
+            node: its name in the plan; empty where there is none.
+
+        Raises:
+            Exception: what the function raised, with a note that names the call.
+        """
+        if not self._is_prepared:
+            self.prepare()
+        if not self._is_here:
+            return self._results_elsewhere()
+        stream = self._stream or current_stream()
+        out_specs = self.out_specs
+        assert out_specs is not None
+        entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
+        if entry is not None and entry.is_known:
+            return entry.results(out_specs)
+        return self._run_for_program(leaves, which, site, stream, out_specs, entry)
+
+    def _run_for_program(
+        self,
+        leaves: Sequence[Any],
+        which: Sequence[int],
+        site: Site,
+        stream: Stream,
+        out_specs: OutSpecs,
+        entry: Entry | None,
+    ) -> Sequence[jax.Array]:
+        if PendingArray in map(type, leaves):
+            leaves = values_of(leaves)  # what failed before is not a failure of this call
+        if not self._takes_numpy:
+            leaves = put_host_arguments(leaves, when_used=not self._is_of_shards)
+        try:
+            # No other thread can submit a call to a private stream in between.
+            is_free = stream.is_private and not stream.calls
+            if is_free and entry is None and not events.listeners and not is_profiled():
+                run = functools.partial(self._run_plainly, leaves, which, out_specs)
+                found = run() if self._lane is None else self._run_if_lane_is_free(run, site, stream)
+                if found is not scheduler.NOT_FREE:
+                    return found
+            if is_free and self._lane is None and not events.listeners:
+                args, kwargs = self.in_specs.tree.unflatten(leaves)
+                with entry or contextlib.nullcontext(), profiled(self._name):
+                    results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
+                    if entry is not None:
+                        entry.done(results)
+            else:
+                results = out_specs.tree.flatten_up_to(
+                    self._run_here(leaves, self._lanes(stream)[0], stream, site, entry)
+                )
+            return distinct(results, leaves, which) if which else results
+        except Exception as error:
+            failure_here(error, self._name, site, stream).raise_()
+
+    def _run_plainly(self, leaves: Sequence[Any], which: Sequence[int], out_specs: OutSpecs) -> Sequence[jax.Array]:
+        """Runs the function; nobody observes or records it."""
+        if self.in_specs.are_positional:
+            returned = [self._target(*leaves)]
+        else:
+            args, kwargs = self.in_specs.tree.unflatten(leaves)
+            returned = [self._target(*args, **kwargs)]
+        is_new = not which or _is_new(returned[0])
+        results = out_specs.fit_flat(returned, self._name)
+        return results if is_new else distinct(results, leaves, which)
+
+    def _run_if_lane_is_free(self, run: Callable[[], Sequence[jax.Array]], site: Site, stream: Stream) -> Any:
+        """Runs a method in this thread; `NOT_FREE` if it would have to wait, or to undo what was made ahead."""
+        lane = self._lane
+        assert lane is not None
+        if lane.calls:
+            return scheduler.NOT_FREE
+        call = Call(self._name, site, stream, [lane], run)
+        if self._history is not None:
+            call.entering = self._history.has_nothing_ahead
+        return scheduler.run_here(call, only_if_free=True)
+
+    def submitting(
+        self, pinned: Sequence[bool | None], site: Site, node: str = "", *, is_run_here: bool = False
+    ) -> Callable[..., Sequence[jax.Array]]:
+        """A function that submits a call to a thread, for a program, and returns the flat results, which are pending.
+
+        It takes the flat arguments: arrays on the hosts, and `HostArgument`s.
+
+        Args:
+            pinned: which of them may be donated while the call runs; None for one that nobody else has.
+            site: where the user's code makes the call.
+            node: its name in the plan.
+            is_run_here: whether this thread runs it, which waits for it next; it has no results.
+        """
+
+        def submit(*leaves: Any) -> Sequence[jax.Array]:
+            if not is_run_here and self._runs_simply():
+                out_specs = self.out_specs
+                assert out_specs is not None
+                takes = self._taken_all(leaves, pinned)
+                return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
+            return self._submit_for_program(leaves, pinned, site, node, is_run_here)
+
+        return submit
+
+    def _submit_for_program(
+        self, leaves: Sequence[Any], pinned: Sequence[bool | None], site: Site, node: str, is_run_here: bool
+    ) -> Sequence[jax.Array]:
+        if not self._is_prepared:
+            self.prepare()
+        if not self._is_here:
+            return self._results_elsewhere()
+        stream = self._stream or current_stream()
+        out_specs = self.out_specs
+        assert out_specs is not None
+        if not is_run_here and self._runs_simply():
+            return submitted_flat(self._on_thread, self._taken_all(leaves, pinned), stream, out_specs, site)
+        lanes, is_nested = self._lanes(stream)
+        entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
+        if entry is not None and entry.is_known:
+            return entry.results(out_specs)
+        if is_nested:  # made by a call of its own stream, it is part of that call
+            made = self._ahead.made(out_specs, entry) if self._ahead is not None else None
+            which = range(len(out_specs.leaves))
+            return self._run_for_program(leaves, which, site, stream, out_specs, entry) if made is None else made
+
+        def prepared() -> Prepared:
+            made = self._prepared(self._taken_all(leaves, pinned), lanes, stream, out_specs, site, entry)
+            made.call.is_brief = self._is_brief() and bool(out_specs.leaves)
+            return made
+
+        if is_run_here:
+            scheduler.run_unreceived(prepared().call)
+            return ()
+        return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
+
+    def _is_brief(self) -> bool:
+        """Whether whoever waits for a call had better run it: it takes less than to have another thread do so."""
+        return self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown
+
+
+_SCALARS = frozenset({bool, int, float, complex, *(np.dtype(kind).type for kind in "?bhilqBHILQefdFD")})
+
+
+def _is_new(returned: PyTree) -> bool:
+    """Whether what a function has returned is no array of jax, nor in the memory of one, at a glance."""
+    if type(returned) is tuple:
+        return all(map(_is_new, returned))
+    return type(returned) in _SCALARS or (type(returned) is np.ndarray and returned.flags.writeable)
