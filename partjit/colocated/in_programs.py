@@ -175,11 +175,13 @@ class SpecializationForPrograms(Specialization):
         return self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown
 
 
+_CONTAINERS = frozenset({tuple, list, dict})
 _SCALARS = frozenset({bool, int, float, complex, *(np.dtype(kind).type for kind in "?bhilqBHILQefdFD")})
 
 
 def _is_new(returned: PyTree) -> bool:
     """Whether what a function has returned is no array of jax, nor in the memory of one, at a glance."""
-    if type(returned) is tuple:
-        return all(map(_is_new, returned))
-    return type(returned) in _SCALARS or (type(returned) is np.ndarray and returned.flags.writeable)
+    kind = type(returned)
+    if kind in _CONTAINERS:
+        return all(map(_is_new, returned.values() if kind is dict else returned))
+    return kind in _SCALARS or (kind is np.ndarray and returned.flags.writeable)

@@ -9,7 +9,14 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import type_of
 from partjit.calls import inner_jaxprs
 
-__all__ = ["amortizes_a_dispatch", "amortizes_leaving", "cost_of", "is_for_host_thread", "is_run_at_once"]
+__all__ = [
+    "amortizes_a_brief_call",
+    "amortizes_a_dispatch",
+    "amortizes_leaving",
+    "cost_of",
+    "is_for_host_thread",
+    "is_run_at_once",
+]
 
 WORTH_A_DISPATCH = 1e6
 """Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
@@ -17,6 +24,10 @@ WORTH_A_DISPATCH = 1e6
 WORTH_LEAVING = 1e7
 """Those that take about as long as the host takes longer than an executable that waits for a call: that has to end, the
 host reads and calls, and dispatches what comes next."""
+
+WORTH_A_BRIEF_CALL = 1e8
+"""Those that take long beside a function of numbers, and beside the dispatches and the thread that it takes to have the
+devices compute meanwhile."""
 
 RUN_AT_ONCE = 1e3
 """XLA:CPU computes what takes fewer operations in the thread that dispatches it."""
@@ -35,6 +46,11 @@ def amortizes_a_dispatch(cost: float) -> bool:
 def amortizes_leaving(cost: float, devices: int = 1) -> bool:
     """Whether so many take as long as it takes these devices to leave an executable for a call, and to go on."""
     return cost >= WORTH_LEAVING * devices
+
+
+def amortizes_a_brief_call(cost: float) -> bool:
+    """Whether so many had better be computed beside a call that is brief, as far as one can tell."""
+    return cost >= WORTH_A_BRIEF_CALL
 
 
 def is_for_host_thread(cost: float) -> bool:

@@ -27,7 +27,7 @@ from partjit.plan.ir.nodes import (
     is_host,
     variables,
 )
-from partjit.plan.passes.cost import amortizes_a_dispatch, amortizes_leaving, cost_of
+from partjit.plan.passes.cost import amortizes_a_brief_call, amortizes_a_dispatch, amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 
 __all__ = ["cut", "grouped", "head_of"]
@@ -248,6 +248,8 @@ class _Cutting:
         are_here = all(isinstance(node, ColocatedCall) and node.callee.options.mode == "inline" for node in nodes)
         are_answered = all(isinstance(node, ColocatedCall) and self._can_be_answered(node) for node in nodes)
         amortizes = amortizes_leaving if are_answered else amortizes_a_dispatch
+        if all(map(_is_of_numbers, nodes)):
+            amortizes = amortizes_a_brief_call
         overlaps = may_overlap and not are_here and amortizes(sum(graph.cost(i) for i in rest))
         # A little work delays a call less than a dispatch would; and what precedes it must not be lost if it fails.
         if not overlaps and (len(rest) < len(device) or _precedes(graph, calls, waited_for, done | {*rest})):
@@ -363,6 +365,14 @@ def _ancestors(graph: _Graph, targets: Iterable[int], done: set[int]) -> set[int
                 found.add(before)
                 stack.append(before)
     return found
+
+
+def _is_of_numbers(node: VarNode) -> bool:
+    """Whether a node is a call from numbers to numbers that nobody has said takes long: a schedule, a clock, a seed."""
+    if not isinstance(node, ColocatedCall) or node.callee.options.mode not in (None, "auto"):
+        return False
+    callee = node.callee
+    return node.stream is None and all(not aval.ndim for aval in (*callee.in_avals, *callee.out_avals))
 
 
 def _is_ahead(node: VarNode) -> bool:
