@@ -45,7 +45,7 @@ from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
 from partjit.plan.passes.from_numbers import counted, counters_among, with_own_predicates
-from partjit.plan.passes.host_thread import is_small, waits_for_threads
+from partjit.plan.passes.host_thread import is_for_host_thread
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
 from partjit.plan.passes.own_shards import own_shards
@@ -257,8 +257,7 @@ def make_plan(
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
     bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
-    in_host_thread = executables.on_one_cpu and is_small(bound.block.nodes)
-    bound = emit(bound, mesh, in_host_thread=in_host_thread)
+    bound = emit(bound, mesh, on_one_cpu=executables.on_one_cpu)
     check_stage(bound.block, "bound", [*bound.constants])
     # Over several processes a move is a program of all of them.
     bound = transfers(bound, names, default, is_left_to_calls=not is_over_processes(mesh))
@@ -279,7 +278,7 @@ def make_plan(
         released,
         agree,
         along,
-        in_host_thread and waits_for_threads(donating.nodes),
+        executables.on_one_cpu and is_for_host_thread(donating.nodes),
     )
     verify(plan, program)
     return plan

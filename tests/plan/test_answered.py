@@ -58,7 +58,7 @@ def flipped(i, x, y):
 @pytest.fixture
 def never_at_once(monkeypatch):
     """Nothing is so cheap that the host makes its calls."""
-    monkeypatch.setattr(cost, "FOR_HOST_THREAD", 0)
+    monkeypatch.setattr(cost, "RUN_AT_ONCE", 0)
 
 
 @pytest.mark.soak
@@ -71,7 +71,7 @@ def test_the_results_are_those_by_hand(mesh, monkeypatch):
     cases = itertools.product(SPECS, SPECS, SPECS, DTYPES, (0, 1), (8, 1), ("in a loop", "in a row"), (0, 1000))
     for first, second, result, dtype, donates, devices, how, at_once in sample([*cases], 2099):
         rendezvous.clear()
-        monkeypatch.setattr(cost, "FOR_HOST_THREAD", at_once)
+        monkeypatch.setattr(cost, "RUN_AT_ONCE", at_once)
         on = mesh if devices == 8 else partjit.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
         x = np.arange(64).reshape(8, 8).astype(dtype)
         y = np.arange(64, dtype=np.float32).reshape(8, 8)

@@ -60,7 +60,9 @@ def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     monkeypatch.setattr(cost, "WORTH_LEAVING", program.worth_a_dispatch)
     monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
-    monkeypatch.setattr(cost, "FOR_HOST_THREAD", program.worth_a_dispatch if program.emits else 0)
+    monkeypatch.setattr(cost, "RUN_AT_ONCE", program.worth_a_dispatch if program.emits else 0)
+    for limit in ("FOR_HOST_THREAD", "FOR_HOST_THREAD_IN_LOOPS"):
+        monkeypatch.setattr(cost, limit, np.inf)
     return pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),
@@ -181,6 +183,7 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
         plan, same = (one.plan(*arguments(mesh, 0)) for one in (function, equal))
     assert plan.source == same.source, "the same program has the same plan"
     saw("a call that its executable waits for", when=any(call.is_answered for call in plan.calls))
+    saw("executables in the caller's thread", when=plan.in_host_thread)
     saw("a result as the function returned it", when=left_to_dispatch(plan, replicated(mesh)))
     if rc.is_straight(program.steps):
         assert len(plan.fragments) <= 2 * len(plan.calls) + 1

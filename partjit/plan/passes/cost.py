@@ -14,7 +14,6 @@ __all__ = [
     "amortizes_a_dispatch",
     "amortizes_leaving",
     "cost_of",
-    "is_for_host_thread",
     "is_run_at_once",
 ]
 
@@ -32,8 +31,11 @@ devices compute meanwhile."""
 RUN_AT_ONCE = 1e3
 """XLA:CPU computes what takes fewer operations in the thread that dispatches it."""
 
-FOR_HOST_THREAD = 3e6
-"""Those that take about as long as it takes to hand an executable to another thread and to wait for it."""
+FOR_HOST_THREAD = 2e5
+"""Those that take no longer than it takes to hand an executable to another thread and to wait for it."""
+
+FOR_HOST_THREAD_IN_LOOPS = 3e6
+"""The same where nothing else could be done meanwhile, as in a loop in which the host waits in each iteration."""
 
 _ITERATIONS_OF_WHILE = 10
 
@@ -51,11 +53,6 @@ def amortizes_leaving(cost: float, devices: int = 1) -> bool:
 def amortizes_a_brief_call(cost: float) -> bool:
     """Whether so many had better be computed beside a call that is brief, as far as one can tell."""
     return cost >= WORTH_A_BRIEF_CALL
-
-
-def is_for_host_thread(cost: float) -> bool:
-    """Whether the host's thread, which waits for so many operations, had better run them itself on a single CPU."""
-    return cost < FOR_HOST_THREAD
 
 
 def is_run_at_once(cost: float) -> bool:

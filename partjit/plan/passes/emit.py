@@ -34,7 +34,7 @@ from partjit.plan.ir.nodes import (
 )
 from partjit.plan.passes.bind import Bound
 from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
-from partjit.plan.passes.cost import amortizes_leaving
+from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
 
 __all__ = ["emit", "handed_over", "returned"]
 
@@ -47,29 +47,29 @@ class _Devices(NamedTuple):
 
     Attributes:
         meet: whether several would meet for calls, which are in no loop or branch.
-        are_host_thread: whether the host's thread runs its executables.
+        are_one_cpu: whether there is one only, a CPU.
     """
 
     meet: bool
-    are_host_thread: bool
+    are_one_cpu: bool
 
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """The number of the execution and how many calls there were, in one array; and values."""
 
 
-def emit(bound: Bound, mesh: Mesh, *, in_host_thread: bool) -> Bound:
+def emit(bound: Bound, mesh: Mesh, *, on_one_cpu: bool) -> Bound:
     """Makes fragments of what was chosen in a program, and of the fragments next to it.
 
     Args:
         bound: the program.
         mesh: its mesh, maybe empty.
-        in_host_thread: whether the host's thread runs its executables, and so makes their calls itself.
+        on_one_cpu: whether it runs on a single device, a CPU.
     """
     if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
     return dataclasses.replace(
-        bound, block=_emitted(bound.block, bound.constants, mesh, _Devices(mesh.size > 1, in_host_thread))
+        bound, block=_emitted(bound.block, bound.constants, mesh, _Devices(mesh.size > 1, on_one_cpu))
     )
 
 
@@ -153,8 +153,8 @@ def _settled(
     """A piece of nodes that follow each other; single calls in it are the host's after all where that is cheaper.
 
     If the rest is expensive, the host does something else while the devices work, and they reuse the memory of large
-    arrays. A thread that runs all of it goes from one executable to the next in less time than one takes to call
-    it. A call before all of the rest takes no dispatch of its own, and several
+    arrays. If it is so cheap that a CPU computes it in the host's own thread, that goes from one to the next in less
+    time than an executable takes to call it. A call before all of the rest takes no dispatch of its own, and several
     devices would have to meet for it.
     """
     first = next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
@@ -166,7 +166,7 @@ def _settled(
         own = {value for node in run for value in node.outputs}
         given = {value for node in run for value in node.inputs} - own
         costs = [node.cost for node in run if isinstance(node, Fragment)]
-        is_settled = devices.are_host_thread or amortizes_leaving(sum(costs))
+        is_settled = amortizes_leaving(sum(costs)) or (devices.are_one_cpu and all(map(is_run_at_once, costs)))
         if is_settled or not can_be_kept(value.aval for value in given):
             yield from _runs([_by_the_host(node) for node in run], devices)
             return

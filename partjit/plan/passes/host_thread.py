@@ -3,33 +3,38 @@
 To hand each to a thread of XLA and to wait for it takes longer than to run a small one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, walk
 from partjit.plan.passes import cost
 
-__all__ = ["is_small", "waits_for_threads"]
+__all__ = ["is_for_host_thread"]
 
 
-def is_small(nodes: Sequence[Node]) -> bool:
-    """Whether executing each fragment once takes so few operations that they need not run beside the host."""
-    return cost.is_for_host_thread(sum(node.cost for node in walk(nodes) if isinstance(node, Fragment)))
+def is_for_host_thread(nodes: Sequence[Node]) -> bool:
+    """Whether the host waits for fragments that threads of XLA would run, and that take less than to hand them over.
 
-
-def waits_for_threads(nodes: Sequence[Node]) -> bool:
-    """Whether the host waits for fragments that threads would run, to make a call or to know where to go on."""
+    What an executable calls as it runs, a thread of XLA calls anyway.
+    """
     inside = [*walk(nodes)]
     fragments = [node for node in inside if isinstance(node, Fragment) and not node.by_one_device]
-    if all(cost.is_run_at_once(fragment.cost) for fragment in fragments):
+    costs = [fragment.cost for fragment in fragments]
+    if any(fragment.nodes for fragment in fragments) or all(map(cost.is_run_at_once, costs)):
         return False
     made: set[Value] = {value for fragment in fragments for value in fragment.outputs}
     made.update(value for node in inside if isinstance(node, Loop | Branch) for value in node.outputs)
-    awaited: set[Value] = set()
-    for node in inside:
+    loops = [node for node in inside if isinstance(node, Loop)]
+    if not made.isdisjoint(value for loop in loops for value in _awaited([*walk(loop.block.nodes), loop])):
+        return sum(costs) < cost.FOR_HOST_THREAD_IN_LOOPS
+    return sum(costs) < cost.FOR_HOST_THREAD and not made.isdisjoint(_awaited(inside))
+
+
+def _awaited(nodes: Sequence[Node]) -> Iterator[Value]:
+    """What the host needs to make its calls, and to know where to go on."""
+    for node in nodes:
         if isinstance(node, ColocatedCall) and (node.is_inline or node.is_before_inline):
-            awaited.update(node.inputs)
+            yield from node.inputs
         elif isinstance(node, Branch):
-            awaited.add(node.inputs[0])
+            yield node.inputs[0]
         elif isinstance(node, Loop) and node.trip_count is None:
-            awaited.update((node.outputs[0], node.block.outputs[0]))
-    return not made.isdisjoint(awaited)
+            yield from (node.outputs[0], node.block.outputs[0])
