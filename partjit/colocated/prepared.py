@@ -22,11 +22,8 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.host_mesh import on_host_mesh
-from partjit.colocated.runtime.host_values import (
-    HostArgument,
-    with_numpy_arguments,
-    without_jax,
-)
+from partjit.colocated.runtime.host_values import HostArgument
+from partjit.colocated.runtime.numpy_functions import with_numpy_arguments, without_jax
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Pins, Taken, copied, pin, unpinned

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -105,7 +106,9 @@ def call_in_body(
         return callee.specialized(stream, on_hosts, outputs, (*devices,), SpecializationForPrograms)
 
     # Cached, so that the function is copied for its host once.
-    specialization = callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)
+    specialization = cast(
+        SpecializationForPrograms, callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)
+    )
     ahead, out_specs = callee.definition.ahead, specialization.out_specs
     made = ahead.made(out_specs) if ahead is not None and out_specs is not None else None
     if made is None:

@@ -13,10 +13,8 @@ import numpy as np
 from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from partjit._jax import arrays
-from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, numpy_putter, shareable
-from partjit._jax.refusal import refusing
-from partjit._jax.types import Device, PyTree
+from partjit._jax.arrays import numpy_putter, shareable
+from partjit._jax.types import Device
 from partjit.colocated.devices import replicated_over
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
@@ -31,8 +29,6 @@ __all__ = [
     "owned",
     "put_arguments",
     "put_host_arguments",
-    "with_numpy_arguments",
-    "without_jax",
 ]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
@@ -243,9 +239,6 @@ class HostArgument(OnDemand):
         return HostArgument(self._value, Destination(self._destination.aval, sharding, True), self.number)
 
 
-_WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
-
-
 def put_host_arguments(leaves: Sequence[Any], *, when_used: bool = False) -> Sequence[Any]:
     """The flat arguments of a call, with those that are not on devices put there; numbers `when_used`, if so."""
     if HostArgument not in map(type, leaves):
@@ -350,52 +343,3 @@ def _put(
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec())
     return value.put(aval, sharding, like.committed)
-
-
-def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
-    """A function of arrays that calls `target` with NumPy arrays, which are read-only.
-
-    A NumPy array is a view where one buffer holds the array, else a copy made of its shards. `__wrapped__` of the
-    function is `target`.
-
-    Args:
-        target: takes NumPy arrays.
-        name, paths: its name, and those of its flat arguments, in messages.
-
-    Raises:
-        ValueError: when called: an argument has no NumPy array, since it is one of typed keys.
-    """
-
-    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        if not kwargs and _WITH_NUMPY.issuperset(map(type, args)):
-            return target(*map(as_numpy, args))
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        kinds = [*map(type, leaves)]
-        if PRNGKeyArray in kinds:
-            i = kinds.index(PRNGKeyArray)
-            raise ValueError(
-                f"{paths[i]} of {name} is {leaves[i].aval.str_short()}, and NumPy has no typed keys: pass "
-                "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
-            )
-        args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
-        return target(*args, **kwargs)
-
-    return functools.update_wrapper(call, target, assigned=(), updated=())
-
-
-def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTree]:
-    """A function that calls `target`, in which jax raises a RuntimeError that says what to do."""
-    message = (
-        f"{name} has uses_jax=False, but runs jax: executables call it while the devices wait for it, and what it runs "
-        "might wait for them. Compute with NumPy, or leave uses_jax out"
-    )
-    return refusing(target, message)
-
-
-def as_numpy(array: jax.Array) -> np.ndarray:
-    """The read-only NumPy array of an array."""
-    value = arrays.as_numpy(array)
-    if value.flags.writeable:
-        value = value.view()
-        value.flags.writeable = False
-    return value

@@ -10,7 +10,7 @@ fragment of its own, before the others, where that is little and the rest is not
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Any
 
 from jax.extend.core import Var
@@ -25,10 +25,10 @@ from partjit.plan.ir.nodes import (
     VarBlock,
     VarNode,
     is_host,
-    variables,
 )
 from partjit.plan.passes.cost import amortizes_a_brief_call, amortizes_a_dispatch, amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
+from partjit.plan.passes.postpone import postponed
 
 __all__ = ["cut", "grouped", "head_of"]
 
@@ -129,7 +129,7 @@ def cut(
         left = cutting.add_level(left, level, awaited)
     if left:  # nothing waits any more
         cutting.add_level(left, [], [False] * len(awaited))
-    return dataclasses.replace(block, nodes=tuple(_postponed(cutting.nodes, cutting.position, donated)))
+    return dataclasses.replace(block, nodes=tuple(postponed(cutting.nodes, cutting.position, donated)))
 
 
 def grouped(nodes: Sequence[VarNode], afterwards: Container[Var]) -> list[VarNode]:
@@ -385,26 +385,3 @@ def _is_inline(graph: _Graph, i: int, inline: set[int]) -> bool:
         return True
     mode = node.callee.options.mode
     return mode == "inline" or (mode != "stream" and i in inline)
-
-
-def _postponed(nodes: Sequence[VarNode], position: Mapping[VarNode, int], donated: Collection[Var]) -> list[VarNode]:
-    """The nodes; calls that nothing waits for come after the group that takes what they read, if that is donated.
-
-    That fragment can return copies of them. Otherwise each would have to be copied by itself.
-    """
-    moved = [*nodes]
-    last_reader = {var: node for node in nodes if isinstance(node, Group) for var in node.inputs if var in donated}
-    read = {var for node in nodes for var in variables(node.inputs)}
-    for node in nodes:
-        if not isinstance(node, ColocatedCall) or node.is_inline or not read.isdisjoint(node.outputs):
-            continue
-        targets = [last_reader[var] for var in variables(node.inputs) if var in last_reader]
-        if not targets:
-            continue
-        here, there = moved.index(node), max(moved.index(target) for target in targets)
-        # Never behind a call that comes after it in the program: should that fail, it would not be made at all.
-        hopped = [other for other in moved[here + 1 : there] if is_host(other)]
-        if here < there and all(position[other] < position[node] for other in hopped):
-            moved.insert(there + 1, node)
-            moved.pop(here)
-    return moved

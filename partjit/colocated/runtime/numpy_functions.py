@@ -1,0 +1,66 @@
+"""Functions of NumPy arrays: they get these in place of arrays, and those that promise it do not run jax."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from partjit._jax import arrays
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray
+from partjit._jax.refusal import refusing
+from partjit._jax.types import PyTree
+from partjit.colocated.runtime.host_values import HostArgument
+
+__all__ = ["as_numpy", "with_numpy_arguments", "without_jax"]
+
+_WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
+
+
+def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
+    """A function of arrays that calls `target` with NumPy arrays, which are read-only.
+
+    A NumPy array is a view where one buffer holds the array, else a copy made of its shards. `__wrapped__` of the
+    function is `target`.
+
+    Args:
+        target: takes NumPy arrays.
+        name, paths: its name, and those of its flat arguments, in messages.
+
+    Raises:
+        ValueError: when called: an argument has no NumPy array, since it is one of typed keys.
+    """
+
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        if not kwargs and _WITH_NUMPY.issuperset(map(type, args)):
+            return target(*map(as_numpy, args))
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        kinds = [*map(type, leaves)]
+        if PRNGKeyArray in kinds:
+            i = kinds.index(PRNGKeyArray)
+            raise ValueError(
+                f"{paths[i]} of {name} is {leaves[i].aval.str_short()}, and NumPy has no typed keys: pass "
+                "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
+            )
+        args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
+        return target(*args, **kwargs)
+
+    return functools.update_wrapper(call, target, assigned=(), updated=())
+
+
+def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTree]:
+    """A function that calls `target`, in which jax raises a RuntimeError that says what to do."""
+    message = (
+        f"{name} has uses_jax=False, but runs jax: executables call it while the devices wait for it, and what it runs "
+        "might wait for them. Compute with NumPy, or leave uses_jax out"
+    )
+    return refusing(target, message)
+
+
+def as_numpy(array: jax.Array) -> np.ndarray:
+    """The read-only NumPy array of an array."""
+    value = arrays.as_numpy(array)
+    if value.flags.writeable:
+        value = value.view()
+        value.flags.writeable = False
+    return value
