@@ -36,7 +36,7 @@ import numpy as np
 
 import report
 from programs import elapsed
-from situations import epochs, fixed_costs, gradients, host, in_loops, in_steps, training
+from situations import controls, epochs, fixed_costs, gradients, host, in_loops, in_steps, training
 from situations.ways import OURS, Place, Run, Situation
 
 Row = dict[str, Any]
@@ -77,7 +77,10 @@ SITUATIONS: Mapping[str, Entry] = {
     "progress": Entry(in_loops.progress, 100, 200),
     "loader": Entry(in_loops.loader, 100, 200),
     "clock": Entry(in_loops.clock, 100, 200),
+    "generation": Entry(controls.generation, 60, 100),
+    "filter": Entry(controls.filtered, 50, 100),
     "environment": Entry(in_steps.environment, 50, 100),
+    "schedule": Entry(controls.schedule, 50, 200),
     "embedding": Entry(in_steps.embedding, 20, 50),
     "round trip of 4 kB": Entry(sized(in_steps.round_trip, size=1024), 20, 50),
     "round trip of 128 kB": Entry(sized(in_steps.round_trip, size=32 * 1024), 20, 50),

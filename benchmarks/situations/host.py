@@ -112,6 +112,33 @@ class Stopper:
         return self.bad < 3
 
 
+def rate(number: Any) -> Any:
+    """A schedule: the rate of a step by its number."""
+    return np.float32(1 / (1 + int(number) / 100))
+
+
+class Text:
+    """A text that ends after so many tokens; then the next one begins."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.letters: list[str] = []
+
+    def add(self, token: Any) -> Any:
+        self.letters.append(chr(97 + int(token) % 26))
+        if len(self.letters) < self.length:
+            return np.bool_("." not in self.letters[-3:])
+        self.letters.clear()
+        return np.bool_(False)
+
+
+def smoothed(x: np.ndarray) -> np.ndarray:
+    """Each number and half of the one before."""
+    result = x * np.float32(0.5)
+    result[1:] += x[:-1] * np.float32(0.25)
+    return result
+
+
 _stopper = Stopper()
 
 

@@ -97,11 +97,58 @@ def test_only_what_executables_alone_get_once_is_left_to_them():
     assert len(direct(pjit(lambda x: call(x + 1) + 1).plan(large[1:]))) == 1
 
 
-def test_they_are_not_on_several_devices(mesh):
-    call = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+def test_what_a_loop_carries_is_left_to_what_reads_it_there():
+    """Its predicate, and a state; unless that is a result of the program as well."""
+    rendezvous.clear()
+
+    def fewer(x):
+        rendezvous.logs["calls"].append(1)
+        return np.bool_(len(rendezvous.logs["calls"]) % 4 != 0)
+
+    goes_on = colocated_python(fewer, arrays="numpy", out_specs=jax.ShapeDtypeStruct((), bool))
+    halved = colocated_python(lambda x: x / 2, arrays="numpy", out_specs_fn=lambda x: x)
+
+    def repeated(x):
+        def body(state):
+            y = halved(state[1] * 3)
+            return goes_on(y.sum()), y
+
+        return jax.lax.while_loop(lambda state: state[0], body, (jnp.bool_(True), x))[1]
+
+    x = jnp.ones(8)
+    for fun, count in ((repeated, 1), (lambda x: repeated(x) + 1, 2)):
+        program = pjit(fun)
+        assert len(direct(program.plan(x))) == count
+        for _ in range(2):
+            np.testing.assert_allclose(program(x), 1.5**4 + (count == 2))
+    scan = pjit(lambda x: jax.lax.scan(lambda x, _: (halved(x + 1), x.sum()), x, None, 3))
+    assert direct(scan.plan(x)) == []
+    last, sums = scan(x)
+    np.testing.assert_allclose(last, 1.0)
+    np.testing.assert_allclose(sums, 8.0)
+
+
+def test_on_several_devices_only_what_the_host_reads_is(mesh):
+    halved = colocated_python(lambda x: x / 2, arrays="numpy", out_specs_fn=lambda x: x)
+    goes_on = colocated_python(
+        lambda x: np.bool_(x.sum() > 9), arrays="numpy", out_specs=jax.ShapeDtypeStruct((), bool)
+    )
+
+    def repeated(x):
+        return jax.lax.while_loop(
+            lambda state: state[0], lambda state: (goes_on(y := halved(state[1] + 1)), y), (True, x)
+        )[1]
+
     with mesh:
-        plan = pjit(lambda x: call(x + 1) + 1).plan(jnp.arange(8.0))
-    assert left_to_dispatch(plan, jax.sharding.NamedSharding(mesh, partjit.P())) == ()
+        program = pjit(repeated, in_shardings=partjit.P("x"))
+        plan = program.plan(jnp.full(8, 8.0))
+        found = program(jnp.full(8, 8.0))
+    (value,) = left_to_dispatch(plan, jax.sharding.NamedSharding(mesh, partjit.P()))
+    assert value.aval.dtype == bool
+    x = np.full(8, 8.0)
+    while x.sum() > 9:
+        x = (x + 1) / 2
+    np.testing.assert_allclose(found, x, rtol=1e-6)
 
 
 def test_numbers_of_64_bits_are_put_where_these_are_enabled():

@@ -19,24 +19,36 @@ _watching: list[None] = []  # one element while there is a thread; to append and
 
 
 def start_soon(call: Call, start: Callable[[Call], None]) -> None:
-    """Has a call started within a moment, unless it has been run by then."""
+    """Has a call started within a moment, unless it has been run by then.
+
+    Raises:
+        RuntimeError: the system has no more threads.
+    """
     _waiting.append((call, start))
-    if not _watching:
+    if _watching:
+        return
+    try:
         _watching.append(None)
         threads.start(_watch)
+    except BaseException:
+        _watching.clear()
+        raise
 
 
 def _watch() -> None:
-    while _waiting:
-        time.sleep(_SECONDS)
-        for _ in range(len(_waiting)):
-            call, start = _waiting.popleft()
-            start(call)
-            del call, start  # which nothing may keep while this sleeps
-    _watching.clear()
-    if _waiting and not _watching:  # one has come in between
+    while True:
+        try:
+            while _waiting:
+                time.sleep(_SECONDS)
+                for _ in range(len(_waiting)):
+                    call, start = _waiting.popleft()
+                    start(call)
+                    del call, start  # which nothing may keep while this sleeps
+        finally:
+            _watching.clear()
+        if not _waiting or _watching:  # else one has come in between
+            return
         _watching.append(None)
-        _watch()
 
 
 def forget_after_fork() -> None:
