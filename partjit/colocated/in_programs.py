@@ -172,6 +172,8 @@ class SpecializationForPrograms(Specialization):
 
     def _is_brief(self) -> bool:
         """Whether whoever waits for a call had better run it: it takes less than to have another thread do so."""
+        if self._ahead is not None:  # these run beside the caller
+            return False
         return self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown
 
 

@@ -23,7 +23,7 @@ lax = jax.lax
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
-X = np.linspace(0, 1, 1024, dtype=np.float32).reshape(32, 32)
+X = np.linspace(0, 1, 576, dtype=np.float32).reshape(24, 24)
 
 
 def halved(x):
@@ -127,7 +127,7 @@ def test_a_busy_device_changes_nothing():
         ended.wait(30)
         return x
 
-    other = jax.jit(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct((32, 32), np.float32), x @ x) @ x)
+    other = jax.jit(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct((24, 24), np.float32), x @ x) @ x)
     program = pjit(loop(of_jax()))
     program(X)
     thread = threading.Thread(target=lambda: other(jnp.asarray(X)).block_until_ready())

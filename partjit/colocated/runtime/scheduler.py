@@ -102,7 +102,7 @@ def _submit(call: Call, submission: Presence) -> None:
     try:
         if _enter(call):
             if call.is_brief:
-                brief.start_soon(call, _start_unless_run)
+                _start_soon(call)
             else:
                 threads.start(_driving(call))
     except BaseException:  # no more threads, or an interrupt: this tells the caller
@@ -249,12 +249,21 @@ def _run_awaited(driver: _Driver) -> None:
     try:
         if lanes.is_first(call) and call.claim(driver):
             call.execute()
-            _leave(call)
+            for follower in lanes.end(call):
+                _start_soon(follower)
     except BaseException:
         driver.clean_up()
         driver.leave()
         raise
     driver.leave()
+
+
+def _start_soon(call: Call) -> None:
+    """Starts a call that is first in its lanes; a brief one within a moment, unless it is run by then."""
+    if call.is_brief and call.turn is None:
+        brief.start_soon(call, _start_unless_run)
+    else:
+        _start(call)
 
 
 def _start_unless_run(call: Call) -> None:

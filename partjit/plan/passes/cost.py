@@ -31,7 +31,7 @@ devices compute meanwhile."""
 RUN_AT_ONCE = 1e3
 """XLA:CPU computes what takes fewer operations in the thread that dispatches it."""
 
-FOR_HOST_THREAD = 2e5
+FOR_HOST_THREAD = 5e4
 """Those that take no longer than it takes to hand an executable to another thread and to wait for it."""
 
 FOR_HOST_THREAD_IN_LOOPS = 3e6
