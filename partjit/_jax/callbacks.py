@@ -1,7 +1,7 @@
 """Python functions that executables call."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NoReturn, cast
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from jax.interpreters.mlir import LoweringRuleContext
 
 from partjit._jax.types import PyTree
 
-__all__ = ["lower_callback"]
+__all__ = ["lower_callback", "raise_of_xla"]
 
 
 def lower_callback(
@@ -29,3 +29,18 @@ def lower_callback(
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
     lower = jax.ffi.ffi_lowering("xla_ffi_python_cpu_callback", has_side_effect=True)
     return cast(Sequence[ir.Value], lower(ctx, *operands, index=index))
+
+
+def raise_of_xla(error: BaseException) -> NoReturn:
+    """Raises what a dispatch has raised, as jax does."""
+    if _quotes_ctrl_c(error):
+        raise KeyboardInterrupt from error
+    if type(error) is ValueError and str(error).startswith("INTERNAL: "):  # as C++ raises what XLA says
+        raise jax.errors.JaxRuntimeError(str(error)) from None
+    raise error
+
+
+def _quotes_ctrl_c(error: BaseException) -> bool:
+    """Whether Ctrl-C came while XLA was calling Python in this thread, as XLA:CPU does."""
+    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+    return is_of_xla and str(error).rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")

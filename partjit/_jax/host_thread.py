@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import SingleDeviceSharding
 
-from partjit._jax.callbacks import lower_callback
+from partjit._jax.callbacks import lower_callback, raise_of_xla
 from partjit._jax.compiling import lower_to_computation, without_tokens
 from partjit._jax.dispatch import fast_path_data, make_cpp_function
 from partjit._jax.meshes import EMPTY_MESH
@@ -81,9 +81,11 @@ def call_in_host_thread(device: Device, function: Callable[..., _Result], *args:
     _here.is_inside = True
     try:
         _entrance(device)()
-        error, job.error = job.error, None
+    except Exception as error:  # of a signal handler, between the function and XLA
+        raise_of_xla(error)
     finally:
         _here.is_inside, _here.job = False, None
+    error, job.error = job.error, None
     if error is None:
         return job.result
     try:

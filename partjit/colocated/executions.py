@@ -3,10 +3,11 @@
 import contextvars
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import jax
 
+from partjit._jax.callbacks import raise_of_xla
 from partjit._jax.refusal import leave_refusal
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import EmittedCall
@@ -19,7 +20,7 @@ from partjit.colocated.runtime.emission_on_streams import ExecutionOnStreams
 from partjit.colocated.runtime.numbers import Number, Numbers
 from partjit.colocated.runtime.streams import Stream, inside
 
-__all__ = ["raise_of_xla", "run_answering", "run_emitting"]
+__all__ = ["run_answering", "run_emitting"]
 
 Dispatch: TypeAlias = Callable[..., Sequence[jax.Array]]
 """Dispatches an executable, given the number of the execution and the other arguments; the first result is the number
@@ -213,18 +214,3 @@ def _dispatched(
     if execution.interrupt is not None:
         raise execution.interrupt
     return results
-
-
-def raise_of_xla(error: BaseException) -> NoReturn:
-    """Raises what a dispatch has raised, as jax does."""
-    if _quotes_ctrl_c(error):
-        raise KeyboardInterrupt from error
-    if type(error) is ValueError and str(error).startswith("INTERNAL: "):  # as C++ raises what XLA says
-        raise jax.errors.JaxRuntimeError(str(error)) from None
-    raise error
-
-
-def _quotes_ctrl_c(error: BaseException) -> bool:
-    """Whether Ctrl-C came while XLA was calling Python in this thread, as XLA:CPU does."""
-    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
-    return is_of_xla and str(error).rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")

@@ -220,6 +220,18 @@ def test_a_call_that_fails_fails_as_elsewhere(monkeypatch):
         np.testing.assert_array_equal(carried, found[0][1])
 
 
+@pytest.mark.parametrize("text", ["INTERNAL: of the user", "of the user\nKeyboardInterrupt: quoted"])
+def test_an_exception_that_reads_like_one_of_xla_is_the_users(text):
+    def fails(x):
+        raise ValueError(text)
+
+    program = pjit(step(of_jax(fails)))
+    assert program.plan(X).in_host_thread
+    with pytest.raises(ValueError, match="of the user") as info:
+        program(X)
+    assert type(info.value) is ValueError
+
+
 def test_nothing_keeps_what_it_was_called_with():
     program = pjit(step(of_jax()))
     program(X)

@@ -5,7 +5,6 @@ from typing import Any
 
 from partjit._jax.host_thread import NOT_ENTERED, call_in_host_thread
 from partjit._jax.types import Device
-from partjit.colocated.executions import raise_of_xla
 
 __all__ = ["running_in_host_thread"]
 
@@ -29,10 +28,7 @@ def running_in_host_thread(device: Device, execute: Callable[..., Any]) -> Calla
         if left_out:
             left_out -= 1
             return execute(*args)
-        try:
-            result = call_in_host_thread(device, execute, *args)
-        except Exception as error:
-            raise_of_xla(error)
+        result = call_in_host_thread(device, execute, *args)
         if result is not NOT_ENTERED:
             in_vain = 0
             return result
