@@ -13,9 +13,11 @@ from partjit._jax.shardings import default_device, device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.definition import Definition
 from partjit.colocated.runtime.host_arguments import KnownHostArguments
+from partjit.colocated.runtime.in_specs import InSpecs, argument_paths
 from partjit.colocated.runtime.object_arguments import KnownObjects
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import require_array
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, struct_of
+from partjit.colocated.runtime.spec_structs import struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 from partjit.devices import ids_of

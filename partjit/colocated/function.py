@@ -25,9 +25,9 @@ from partjit.colocated.isolation.functions import IsolatedFunction
 from partjit.colocated.options import OptionArguments, Options, takes_options
 from partjit.colocated.runtime.host_arguments import KnownHostArguments
 from partjit.colocated.runtime.host_values import is_host_value, is_object, put_arguments
+from partjit.colocated.runtime.in_specs import argument_paths
 from partjit.colocated.runtime.object_arguments import KnownObjects
 from partjit.colocated.runtime.run_ahead import RunAhead
-from partjit.colocated.runtime.specs import argument_paths
 from partjit.colocated.serialization import copied
 from partjit.host_objects import HostReference, calling_with
 

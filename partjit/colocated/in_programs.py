@@ -18,10 +18,10 @@ from partjit.colocated.runtime.call import Call, failure_here
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.host_values import put_host_arguments
 from partjit.colocated.runtime.observation import profiled
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.run_ahead import Prepared
-from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.simple_calls import submitted_flat
 from partjit.colocated.specialization import Specialization
@@ -113,7 +113,7 @@ class SpecializationForPrograms(Specialization):
         call = Call(self._name, site, stream, [lane], run)
         if self._history is not None:
             call.entering = self._history.has_nothing_ahead
-        return scheduler.run_here(call, only_if_free=True)
+        return scheduler.run_if_free(call)
 
     def submitting(
         self, pinned: Sequence[bool | None], site: Site, node: str = "", *, is_run_here: bool = False

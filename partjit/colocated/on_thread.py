@@ -16,10 +16,10 @@ from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.observation import observe_call, profiled
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Taken, borrowed, distinct, given_back
 from partjit.colocated.runtime.run_ahead import Prepared
-from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, inside
 
 __all__ = ["OnThread"]

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
-from partjit.colocated.runtime.specs import InSpecs, check_out_specs
+from partjit.colocated.runtime.in_specs import InSpecs
+from partjit.colocated.runtime.spec_structs import check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
 
 __all__ = [

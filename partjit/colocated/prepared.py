@@ -23,13 +23,15 @@ from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.host_mesh import on_host_mesh
 from partjit.colocated.runtime.host_values import HostArgument
+from partjit.colocated.runtime.in_specs import InSpecs, argument_paths
 from partjit.colocated.runtime.numpy_functions import with_numpy_arguments, without_jax
 from partjit.colocated.runtime.out_spec import OutSpec
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Pins, Taken, copied, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard, sharding_as_arguments
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, spec_structs, struct_of
+from partjit.colocated.runtime.spec_structs import spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.unspecified import UnspecifiedResults
 from partjit.host_objects import with_objects

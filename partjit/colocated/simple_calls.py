@@ -18,9 +18,9 @@ from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import CodeSite, Site
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Taken
-from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["submitted", "submitted_flat"]

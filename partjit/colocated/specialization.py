@@ -265,7 +265,7 @@ class Specialization(PreparedFunction):
         call = Call(self._name, call_site(), stream, lanes, body)
         if self._history is not None:
             call.entering = self._history.has_nothing_ahead
-        return scheduler.run_here(call, only_if_free=True)
+        return scheduler.run_if_free(call)
 
 
 _UNRECORDED = _ALONE = contextlib.nullcontext()

@@ -10,7 +10,7 @@ from partjit._jax.types import Device, PyTree
 from partjit.arguments import check_results
 from partjit.colocated.devices import replicated_over
 from partjit.colocated.runtime.host_values import HostValue
-from partjit.colocated.runtime.specs import flat_values
+from partjit.colocated.runtime.out_specs import flat_values
 
 __all__ = ["UnspecifiedResults"]
 

@@ -1,6 +1,7 @@
 """Results of calls that only executables get, as NumPy arrays: nobody sees a difference."""
 
 import collections
+import contextlib
 import itertools
 
 import jax
@@ -18,9 +19,14 @@ from tests.colocated import rendezvous
 pytestmark = pytest.mark.usefixtures("meeting")
 
 
+def left(plan, sharding=None):
+    default = sharding or SingleDeviceSharding(jax.devices()[0])
+    return left_to_dispatch(plan, default, False, lambda value: value.sharding or default)
+
+
 def direct(plan):
     """The names of the results that are left to the dispatch."""
-    return sorted(value.name for value in left_to_dispatch(plan, SingleDeviceSharding(jax.devices()[0])))
+    return sorted(value.name for value in left(plan).made)
 
 
 def as_it_is(x):
@@ -98,7 +104,7 @@ def test_only_what_executables_alone_get_once_is_left_to_them():
 
 
 def test_what_a_loop_carries_is_left_to_what_reads_it_there():
-    """Its predicate, and a state; unless that is a result of the program as well."""
+    """Its predicate, and a state; also one that is a result of the program as well."""
     rendezvous.clear()
 
     def fewer(x):
@@ -116,16 +122,93 @@ def test_what_a_loop_carries_is_left_to_what_reads_it_there():
         return jax.lax.while_loop(lambda state: state[0], body, (jnp.bool_(True), x))[1]
 
     x = jnp.ones(8)
-    for fun, count in ((repeated, 1), (lambda x: repeated(x) + 1, 2)):
+    for added, fun in enumerate((repeated, lambda x: repeated(x) + 1)):
         program = pjit(fun)
-        assert len(direct(program.plan(x))) == count
+        assert len(direct(program.plan(x))) == 2
+        assert [*left(program.plan(x)).returned] == [0] * (1 - added)
         for _ in range(2):
-            np.testing.assert_allclose(program(x), 1.5**4 + (count == 2))
+            np.testing.assert_allclose(program(x), 1.5**4 + added)
     scan = pjit(lambda x: jax.lax.scan(lambda x, _: (halved(x + 1), x.sum()), x, None, 3))
-    assert direct(scan.plan(x)) == []
+    assert len(direct(scan.plan(x))) == 1
     last, sums = scan(x)
     np.testing.assert_allclose(last, 1.0)
     np.testing.assert_allclose(sums, 8.0)
+
+
+def _returning(way, call, count):
+    """A program that returns what it carries through a loop: twice, and beside something that no call makes."""
+
+    def body(state):
+        return call(state[0] + state[2]), state[1] * 2, call(state[2] * 3)
+
+    def fun(x):
+        start = x, x, x + 1
+        if way == "scan":
+            last, _ = jax.lax.scan(lambda state, _: (body(state), None), start, None, count)
+        elif way == "fori_loop":
+            last = jax.lax.fori_loop(0, count, lambda _, state: body(state), start)
+        elif way == "while_loop":
+            numbered = jax.lax.while_loop(lambda s: s[0] < count, lambda s: (s[0] + 1, body(s[1])), (0, start))
+            last = numbered[1]
+        else:
+            last, _ = jax.lax.scan(
+                lambda state, _: (jax.lax.fori_loop(0, count, lambda _, s: body(s), state), None), start, None, 2
+            )
+        return (*last, last[0])
+
+    return fun
+
+
+@pytest.mark.parametrize("way", ["scan", "fori_loop", "while_loop", "nested"])
+def test_what_a_loop_carries_to_the_end_is_an_array_there(way, tmp_path):
+    """However it loops, with no iteration as well; whoever listens or records; of a program and of a compiled one."""
+    seen = collections.Counter()
+    for count, donated in itertools.product((0, 1, 3), ((), 0)):
+        call = colocated_python(as_it_is, arrays="numpy", out_specs_fn=lambda x: x)
+        fun = _returning(way, call, count)
+        program = pjit(fun, donate_argnums=donated)
+        expected = jax.jit(_returning(way, lambda x: x, count))(jnp.ones(8))
+        compiled = program.lower(jnp.ones(8)).compile()
+        assert {0, 2, 3} >= {*left(program.plan(jnp.ones(8))).returned}
+        seen[count] += len(left(program.plan(jnp.ones(8))).returned)
+        for run in (program, program, compiled):
+            for listens, records in itertools.product((False, True), repeat=2):
+                with contextlib.ExitStack() as stack:
+                    if listens:
+                        stack.enter_context(events.subscribe(lambda event: None))
+                    if records:
+                        stack.enter_context(colocated.journal(tmp_path / f"{count}{donated}{run is compiled}"))
+                    results = run(jnp.ones(8))
+                assert all(isinstance(result, jax.Array) for result in results)
+                for result, value in zip(results, expected, strict=True):
+                    np.testing.assert_array_equal(np.asarray(result), np.asarray(value))
+                    assert result.sharding == results[0].sharding
+    assert seen[3]
+
+
+def test_what_was_carried_to_a_failure_is_an_array():
+    rendezvous.clear()
+
+    def third_fails(x):
+        rendezvous.logs["calls"].append(1)
+        if len(rendezvous.logs["calls"]) == 3:
+            raise ValueError("the third")
+        return x * 2
+
+    doubled = colocated_python(lambda x: x * 2, arrays="numpy", out_specs_fn=lambda x: x)
+    call = colocated_python(third_fails, arrays="numpy", out_specs_fn=lambda x: x)
+    program = pjit(
+        lambda x: jax.lax.fori_loop(0, 5, lambda _, s: (doubled(s[0] + 1), call(s[1] + 1)), (x, x)), donate_argnums=0
+    )
+    assert len(left(program.plan(jnp.ones(8))).returned) == 2
+    for _ in range(2):
+        rendezvous.clear()
+        with pytest.raises(ValueError, match="the third") as caught:
+            program(jnp.ones(8))
+        so_far, reused = partjit.results_so_far(caught.value)
+        assert reused is None
+        assert isinstance(so_far, jax.Array)
+        np.testing.assert_array_equal(np.asarray(so_far), 22.0)  # (((1 + 1) * 2 + 1) * 2 + 1) * 2
 
 
 def test_on_several_devices_only_what_the_host_reads_is(mesh):
@@ -143,7 +226,7 @@ def test_on_several_devices_only_what_the_host_reads_is(mesh):
         program = pjit(repeated, in_shardings=partjit.P("x"))
         plan = program.plan(jnp.full(8, 8.0))
         found = program(jnp.full(8, 8.0))
-    (value,) = left_to_dispatch(plan, jax.sharding.NamedSharding(mesh, partjit.P()))
+    (value,) = left(plan, jax.sharding.NamedSharding(mesh, partjit.P())).made
     assert value.aval.dtype == bool
     x = np.full(8, 8.0)
     while x.sum() > 9:

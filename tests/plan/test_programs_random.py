@@ -184,7 +184,9 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
     assert plan.source == same.source, "the same program has the same plan"
     saw("a call that its executable waits for", when=any(call.is_answered for call in plan.calls))
     saw("executables in the caller's thread", when=plan.in_host_thread)
-    saw("a result as the function returned it", when=left_to_dispatch(plan, replicated(mesh)))
+    default = replicated(mesh)
+    left = left_to_dispatch(plan, default, True, lambda value: value.sharding or default)
+    saw("a result as the function returned it", when=left.made)
     if rc.is_straight(program.steps):
         assert len(plan.fragments) <= 2 * len(plan.calls) + 1
 

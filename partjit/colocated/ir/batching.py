@@ -23,7 +23,9 @@ from partjit._jax.types import PyTree
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.options import VmapMethod
-from partjit.colocated.runtime.specs import InSpecs, flat_values, struct_of
+from partjit.colocated.runtime.in_specs import InSpecs
+from partjit.colocated.runtime.out_specs import flat_values
+from partjit.colocated.runtime.spec_structs import struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec

@@ -27,9 +27,11 @@ from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.options import Options
 from partjit.colocated.runtime.arrivals import effect
+from partjit.colocated.runtime.in_specs import InSpecs
 from partjit.colocated.runtime.out_spec import OutSpec
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.shards import Shards
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, struct_of
+from partjit.colocated.runtime.spec_structs import struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 from partjit.primitive import colocated_call_p

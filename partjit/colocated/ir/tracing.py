@@ -25,8 +25,9 @@ from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.host_values import is_object
+from partjit.colocated.runtime.in_specs import argument_paths
 from partjit.colocated.runtime.pending import require_array
-from partjit.colocated.runtime.specs import argument_paths, spec_structs, struct_of
+from partjit.colocated.runtime.spec_structs import spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, traced_stream
 from partjit.host_objects import HostConstant, has_objects
 from partjit.typed import sharding_of_type, typed_by

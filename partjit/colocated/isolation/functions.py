@@ -19,7 +19,7 @@ from partjit.colocated.isolation.messages import definition_of, dumps, pack
 from partjit.colocated.isolation.process import Died, WorkerProcess
 from partjit.colocated.runtime.call import current_calls
 from partjit.colocated.runtime.failures import call_site
-from partjit.colocated.runtime.specs import argument_paths
+from partjit.colocated.runtime.in_specs import argument_paths
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.errors import WorkerDiedError

@@ -11,8 +11,8 @@ from partjit.colocated.journaling.contents import Done, Key, Site, call_record, 
 from partjit.colocated.journaling.identity import UNRECORDED, Scope, current_scope
 from partjit.colocated.journaling.payloads import Piece, arrays_of, digest_of, packed, pieces_of, put, unpacked
 from partjit.colocated.runtime.history import History
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.shards import coordinates_here
-from partjit.colocated.runtime.specs import OutSpecs
 from partjit.errors import JournalError
 
 __all__ = ["Ahead", "Entry", "Recorder"]

@@ -18,8 +18,8 @@ import jax
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import Failure
 from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import OutSpecs
 
 __all__ = ["History", "Made"]
 

@@ -50,8 +50,8 @@ def enter_behind(call: Call) -> bool:
 
 
 def enter_if_free(call: Call) -> bool:
-    """Appends a call to its lanes if they are empty; returns whether."""
-    return order.run(_append_if_free, call)
+    """Appends a call to its lanes if they are empty; returns whether. Not in the middle of a change to them."""
+    return order.run(_append_if_free, call, nested=lambda _: False)
 
 
 def _append(call: Call) -> bool | Flag:

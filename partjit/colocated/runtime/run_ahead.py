@@ -19,8 +19,8 @@ from partjit.colocated.runtime.deadlocks import would_never_end
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.history import History, Made
 from partjit.colocated.runtime.out_spec import OutSpec
+from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import OutSpecs
 
 __all__ = ["Prepared", "RunAhead"]
 

@@ -27,6 +27,7 @@ __all__ = [
     "not_entered",
     "resize",
     "run_here",
+    "run_if_free",
     "run_in_lanes",
     "run_unreceived",
     "submit",
@@ -115,12 +116,11 @@ NOT_FREE = object()
 """What `run_here` returns where the call would have had to wait."""
 
 
-def run_here(call: Call, *, only_if_free: bool = False, deadline: float | None = None) -> Any:
+def run_here(call: Call, *, deadline: float | None = None) -> Any:
     """Runs a call in this thread when its turn comes, and returns what its body returns.
 
     Args:
         call: a call without receivers.
-        only_if_free: return `NOT_FREE` at once if it would have to wait for its turn.
         deadline: in seconds of `time.monotonic`; by then its turn must have come.
 
     Raises:
@@ -133,7 +133,21 @@ def run_here(call: Call, *, only_if_free: bool = False, deadline: float | None =
     driver = _Driver(call)
     call.turn = Flag()
     call.claim(driver)
-    return driver.of(_run_here, call, driver, only_if_free, deadline, otherwise=driver.clean_up)()
+    return driver.of(_run_here, call, driver, deadline, otherwise=driver.clean_up)()
+
+
+def run_if_free(call: Call) -> Any:
+    """Runs a call in this thread if it need not wait for its turn, and returns what its body returns, or `NOT_FREE`.
+
+    Args:
+        call: a call without receivers.
+
+    Raises:
+        BaseException: what the body raises.
+    """
+    presence = Presence()
+    call.claim(presence)
+    return presence.of(_run_if_free, call, presence, otherwise=functools.partial(_leave, call))()
 
 
 def run_unreceived(call: Call) -> None:
@@ -166,25 +180,40 @@ def run_in_lanes(
     return run_here(Call(name, site, stream, free, body)) if free else body()
 
 
-def _run_here(call: Call, driver: "_Driver", only_if_free: bool, deadline: float | None) -> Any:
-    if only_if_free and not lanes.enter_if_free(call):
-        driver.leave()
-        return NOT_FREE
-    here = current_calls()
+def _run_here(call: Call, driver: "_Driver", deadline: float | None) -> Any:
     try:
-        if not only_if_free and not _enter(call):
+        if not _enter(call):
             assert call.turn is not None
             if not wait_for(call, call.turn, deadline):
                 raise TimeoutError(f"the colocated call of {call.name!r} waits for calls before it, which do not end")
-        here.append(call)
+        return _run_body(call)
+    finally:
+        call.body = None
+        _leave(call)
+        driver.leave()
+
+
+def _run_if_free(call: Call, presence: Presence) -> Any:
+    if not lanes.enter_if_free(call):
+        presence.leave()
+        return NOT_FREE
+    try:
+        return _run_body(call)
+    finally:
+        call.body = None
+        _leave(call)
+        presence.leave()
+
+
+def _run_body(call: Call) -> Any:
+    """Calls the body of a call of this thread, which is one of those that it is running meanwhile."""
+    here = current_calls()
+    here.append(call)
+    try:
         assert call.body is not None
         return call.body()
     finally:
-        call.body = None
-        if call in here:
-            here.remove(call)
-        _leave(call)
-        driver.leave()
+        here.remove(call)
 
 
 def _enter(call: Call) -> bool:

@@ -21,10 +21,10 @@ from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_beside
 from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.out_spec import OutSpec
+from partjit.colocated.runtime.out_specs import OutSpecs, flat_values
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.replicas import check_replicas
-from partjit.colocated.runtime.specs import OutSpecs, flat_values
 from partjit.colocated.runtime.unshared import unshared
 
 __all__ = [

@@ -17,6 +17,7 @@ from partjit.colocated.runtime.host_values import Destination
 from partjit.plan.ir.nodes import Fragment, blocks_of, walk
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.plan import Plan
+from partjit.plan.run.direct import LeftToDispatch
 from partjit.plan.run.so_far import keep_results
 
 __all__ = ["AfterFirst", "after_first"]
@@ -56,6 +57,7 @@ class AfterFirst:
         rest: what `after_first` says of it.
         execute: a function of the inputs of that.
         fast_paths: what C++ needs to dispatch fragments, by their names; of those that have been dispatched before.
+        direct: what of the plan's values are NumPy arrays.
 
     Attributes:
         inputs: the positions of the arguments that are read after the first fragment.
@@ -67,9 +69,11 @@ class AfterFirst:
         rest: PlanData,
         execute: Callable[..., Sequence[jax.Array]],
         fast_paths: Mapping[str, FastPath],
+        direct: LeftToDispatch,
     ) -> None:
         self._plan = plan
-        self._execute = execute
+        self._execute = direct.putting(execute)
+        self._direct = direct
         self._fast_paths = fast_paths
         read = {*rest.inputs}
         self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
@@ -88,7 +92,7 @@ class AfterFirst:
             None if C++ cannot dispatch the fragment, which first has to be dispatched without, or would return the data
             of typed keys in place of keys.
         """
-        plan, execute = self._plan, self._execute
+        plan, execute, direct = self._plan, self._execute, self._direct
         inputs = [(numbers[i], destinations.get(i)) for i in self.inputs]
         first = plan.nodes[0]
         own = self._fast_paths.get(first.name)
@@ -102,7 +106,7 @@ class AfterFirst:
                 read = [args[i] if to is None else to.argument(args[i]) for i, to in inputs]
                 return tree.unflatten(execute(*results, *read))
             except BaseException as error:
-                keep_results(error, plan, tree)
+                keep_results(error, plan, tree, direct)
                 raise
 
         taken = {*first.inputs}

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,6 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
-from partjit import events
 from partjit._jax.arrays import ArrayImpl, constant_of, item_of, numpy_putter, replica_of, resharded
 from partjit._jax.compiling import (
     MeshComputation,
@@ -34,8 +33,6 @@ from partjit._jax.dispatch import (
 )
 from partjit._jax.meshes import EMPTY_MESH
 from partjit._jax.shardings import device_list
-from partjit._jax.types import PyTree, PyTreeDef
-from partjit.colocated.agreement.program import Agreement
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
 from partjit.colocated.executions import run_answering, run_emitting
@@ -43,7 +40,6 @@ from partjit.colocated.in_programs import SpecializationForPrograms
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.emission import ANSWERED, has_other_effects
 from partjit.colocated.ir.primitive import SpecializationOfKind
-from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.identity import in_scope_of_caller
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
@@ -58,69 +54,15 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
 from partjit.plan.run.counters import counting_along, given_numbers, is_number, reading_counters
-from partjit.plan.run.direct import left_to_dispatch
+from partjit.plan.run.direct import LeftToDispatch, left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.host_thread import running_in_host_thread
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
-from partjit.plan.run.so_far import keep_results
+from partjit.plan.run.run import Execute, Run
 from partjit.plan.show.source import emit
 
-__all__ = ["LoweredFragment", "Run", "compile_fragments", "link", "lower_fragment"]
-
-
-Execute: TypeAlias = Callable[..., Sequence[jax.Array]]
-"""The function of a plan: from flat arguments, sharded as the plan says, to flat results."""
-
-
-class Run:
-    """A compiled plan.
-
-    Args:
-        plan: the plan.
-        quiet, with_events: its function, and the one that emits events.
-        agreement: of the processes, if there are several.
-        wait: waits for a result, as all of them do.
-
-    Attributes:
-        rest: what it does after its first fragment, if that can be dispatched without it.
-    """
-
-    __slots__ = ("_agreement", "_plan", "_quiet", "_wait", "_with_events", "rest")
-
-    def __init__(
-        self,
-        plan: Plan,
-        quiet: Execute,
-        with_events: Execute,
-        agreement: Agreement | None,
-        wait: Callable[[jax.Array], jax.Array],
-        rest: AfterFirst | None,
-    ) -> None:
-        self._plan = plan
-        self._quiet = quiet
-        self._with_events = with_events
-        self._agreement = agreement
-        self._wait = wait
-        self.rest = rest
-
-    def __call__(self, args: Sequence[object], tree: PyTreeDef | None) -> PyTree:
-        """Runs it, for flat arguments; the result has the structure, or is flat where that is None."""
-        plan, agreement = self._plan, self._agreement
-        execute = self._with_events if events.listeners else self._quiet
-        if journal.current is not None:
-            execute = journal.current.executing(plan.name, execute)
-        try:
-            if agreement is None:
-                results = execute(*args)
-            elif plan.agree:
-                results = agreement.run(lambda: [*map(self._wait, execute(*args))], ())  # until then it may fail
-            else:
-                results = agreement.run(execute, args)
-        except BaseException as error:
-            keep_results(error, plan, tree)
-            raise
-        return results if tree is None else tree.unflatten(results)
+__all__ = ["LoweredFragment", "compile_fragments", "link", "lower_fragment"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,6 +132,7 @@ def link(
     if plan.counted is not None:
         namespace["know"] = counting_along(plan.counted)
     agreement = agreement_for(plan)
+    sharding_of = partial(_sharding_of, mesh, default)
     for value, constant in plan.constants:
         namespace[value.name] = _put(constant, typed_on(mesh, value.sharding or default.sharding))
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed, is_explicit=True)
@@ -215,7 +158,7 @@ def link(
                 run_fragment = reading_counters(run_fragment)
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
-            on_zeros = zeros_of(plan, lowered.fragment, partial(_sharding_of, mesh, default))
+            on_zeros = zeros_of(plan, lowered.fragment, sharding_of)
             zeros = None if on_zeros is None else lambda dispatch=dispatch, on_zeros=on_zeros: dispatch(*on_zeros())
             names = [value.name for value in lowered.fragment.inputs]
             agreed = partial(agreement.dispatching, name, on_zeros=zeros, names=names)
@@ -223,11 +166,13 @@ def link(
         namespace[name] = run_fragment
     numbers = set() if agreement is not None else counters | {v for v, _ in plan.constants if is_number(v)}
     own = _read_once(plan) if agreement is None else ()
-    direct = left_to_dispatch(plan, default.sharding) if agreement is None else ()
+    direct = LeftToDispatch()
+    if agreement is None:
+        direct = left_to_dispatch(plan, default.sharding, default.committed, sharding_of)
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            run_call = _caller(call, _specialized(call, default, mesh, SpecializationForPrograms, direct), own)
-            run_call = given_numbers(run_call, call.inputs, numbers, partial(_sharding_of, mesh, default))
+            run_call = _caller(call, _specialized(call, default, mesh, SpecializationForPrograms, direct.made), own)
+            run_call = given_numbers(run_call, call.inputs, numbers, sharding_of)
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
@@ -239,18 +184,18 @@ def link(
     source = plan.source if agreement is None else emit(plan, is_agreed=True)
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
-    with_events = observed(plan, code, name, dict(namespace))
-    execute = _defined(code, name, namespace)
+    with_events = direct.putting(observed(plan, code, name, dict(namespace)))
+    execute = direct.putting(_defined(code, name, namespace))
     if plan.in_host_thread and agreement is None:
         (device,) = device_list(default.sharding)
         execute, with_events = running_in_host_thread(device, execute), running_in_host_thread(device, with_events)
-        return Run(plan, execute, with_events, agreement, namespace["wait"], None)
+        return Run(plan, execute, with_events, agreement, namespace["wait"], direct, None)
     remaining = after_first(plan) if agreement is None else None
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
-        rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), fast_paths)
-    return Run(plan, execute, with_events, agreement, namespace["wait"], rest)
+        rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), fast_paths, direct)
+    return Run(plan, execute, with_events, agreement, namespace["wait"], direct, rest)
 
 
 def _defined(code: CodeType, name: str, namespace: Mapping[str, Any]) -> Execute:

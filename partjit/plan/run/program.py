@@ -30,7 +30,8 @@ from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for, failing_everywhere, moving_with_all
-from partjit.plan.run.link import LoweredFragment, Run, compile_fragments, link, lower_fragment
+from partjit.plan.run.link import LoweredFragment, compile_fragments, link, lower_fragment
+from partjit.plan.run.run import Run
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
 

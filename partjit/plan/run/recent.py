@@ -22,8 +22,8 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import entered_stream
 from partjit.plan.plan import Plan
-from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing
+from partjit.plan.run.run import Run
 from partjit.retiring import delete_consumed
 
 __all__ = ["Recent"]

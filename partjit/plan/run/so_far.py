@@ -8,6 +8,7 @@ import jax
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import require
 from partjit.plan.plan import Plan
+from partjit.plan.run.direct import LeftToDispatch
 from partjit.plan.show.source import names_of_results
 
 __all__ = ["keep_results", "results_so_far"]
@@ -54,16 +55,17 @@ def results_so_far(error: BaseException) -> PyTree:
     return getattr(error, _ATTRIBUTE, None)
 
 
-def keep_results(error: BaseException, plan: Plan, tree: PyTreeDef | None) -> None:
+def keep_results(error: BaseException, plan: Plan, tree: PyTreeDef | None, direct: LeftToDispatch) -> None:
     """Keeps what the plan that raised an exception had computed, with the exception.
 
     Args:
         error: the exception, while it is handled in the caller of the plan's function.
         plan: the plan.
         tree: the structure of its results; None leaves them flat.
+        direct: what of its values are NumPy arrays.
     """
     values = _locals(error.__traceback__, f"<plan of {plan.name}>")
-    found = [values.get(name) for name in names_of_results(plan)]
+    found = direct.put([values.get(name) for name in names_of_results(plan)])
     results = [array if isinstance(array, jax.Array) and not array.is_deleted() else None for array in found]
     with contextlib.suppress(AttributeError):  # an exception may be immutable
         setattr(error, _ATTRIBUTE, results if tree is None else tree.unflatten(results))

@@ -27,8 +27,9 @@ from partjit.host_objects import HostReference, given
 from partjit.mesh import is_abstract_mesh
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import failing_everywhere
-from partjit.plan.run.link import Run, compile_fragments, link
+from partjit.plan.run.link import compile_fragments, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
+from partjit.plan.run.run import Run
 from partjit.primitive import shardings_of
 
 __all__ = ["PlannedCompiled", "PlannedLowered", "PlannedTraced"]

@@ -1,13 +1,11 @@
-"""The specs of arguments and results of colocated functions: trees of shapes, dtypes and shardings."""
+"""The specs of the results of a colocated function, and how what it returned becomes arrays of them."""
 
-import inspect
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
@@ -16,124 +14,19 @@ from partjit._jax.arrays import (
     type_and_sharding,
     type_sharding_and_commitment,
 )
-from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.arguments import are_positional, flatten_arguments
-from partjit.checks import flattened, leaves_of, shown, unsorted
-from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, LARGE, HostValue, is_host_value, owned
+from partjit.checks import leaves_of, unsorted
+from partjit.colocated.runtime.host_values import LARGE, HostValue, is_host_value, owned
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, require_array
+from partjit.colocated.runtime.spec_structs import spec_structs
 from partjit.colocated.runtime.unshared import unshared
-from partjit.host_objects import without_objects
 
-__all__ = [
-    "InSpecs",
-    "OutSpecs",
-    "argument_paths",
-    "check_out_specs",
-    "flat_values",
-    "spec_structs",
-    "struct_of",
-]
+__all__ = ["OutSpecs", "flat_values"]
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({ArrayImpl})
 _kind_of_numpy = operator.attrgetter("__class__", "dtype", "shape")
-
-
-def argument_paths(
-    signature: inspect.Signature | None, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
-) -> tuple[str, ...]:
-    """The key path of each argument leaf in terms of the function's parameters."""
-    return flatten_arguments(signature, args, kwargs, ((), ()), ((), ())).paths
-
-
-class InSpecs:
-    """The shapes, dtypes and shardings of the arguments of a specialization.
-
-    Attributes:
-        tree: the structure of `(args, kwargs)`.
-        leaves: a ShapeDtypeStruct for each array; without a sharding, any is accepted.
-        are_positional: whether each argument is one array, given by position.
-    """
-
-    __slots__ = ("_seen", "are_positional", "leaves", "tree")
-
-    def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct], tree: PyTreeDef) -> None:
-        self.leaves = tuple(leaves)
-        self.tree = tree
-        self.are_positional = are_positional(tree)
-        self._seen: list[object] | None = None
-
-    def text(self) -> str:
-        """The shapes and dtypes of the arguments, in words."""
-        return ", ".join(ShapedArray(x.shape, x.dtype).str_short() for x in self.leaves)
-
-    @staticmethod
-    def of_user(in_specs: object) -> "InSpecs":
-        """From the option `in_specs`: `(args, kwargs)` of ShapeDtypeStructs, or of arrays as examples.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        if not isinstance(in_specs, tuple | list) or len(in_specs) != 2 or not isinstance(in_specs[1], dict):
-            raise ValueError(
-                f"in_specs must be a pair (args, kwargs) of specs, like ((spec_of_x,), {{}}), but is {shown(in_specs)}"
-            )
-        args, kwargs = in_specs
-        if not isinstance(args, tuple | list):
-            raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {shown(args)}")
-        leaves, tree = flattened((tuple(args), kwargs), "in_specs")
-        paths = argument_paths(None, args, kwargs)
-        structs = [spec_struct(leaf, f"in_specs: {path}") for (_, leaf), path in zip(leaves, paths, strict=True)]
-        return InSpecs(structs, tree)
-
-    def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[jax.Array] | None:
-        """The flat arguments if they are plain arrays of the types and shardings remembered, else None.
-
-        A quick test with false negatives. Lists compare the identities of their items first, which suffices for
-        repeated calls.
-        """
-        is_flat = self.are_positional and not kwargs
-        leaves = [*args] if is_flat else leaves_of(self.tree, (args, kwargs))
-        try:
-            if leaves is not None and [*map(type_sharding_and_commitment, leaves)] == self._seen:
-                return leaves
-        except AttributeError:  # a leaf that is not a plain array
-            pass
-        return None
-
-    def remember(self, leaves: Sequence[jax.Array]) -> None:
-        """Remembers arguments that fit, so that `leaves_of` recognizes others like them."""
-        if _PLAIN.issuperset(map(type, leaves)):
-            self._seen = [*map(type_sharding_and_commitment, leaves)]
-
-    def check(
-        self,
-        leaves: Sequence[jax.Array | jax.ShapeDtypeStruct],
-        tree: PyTreeDef,
-        paths: Callable[[], Sequence[str]],
-        *,
-        check_shardings: bool = True,
-    ) -> None:
-        """Raises ValueError that names each argument that contradicts the specs.
-
-        Args:
-            leaves, tree: the arguments, or their types.
-            paths: returns their key paths.
-            check_shardings: whether to check their shardings.
-        """
-        if self.tree not in (tree, bare := without_objects(tree)):
-            raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {bare}")
-        wrong = []
-        for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
-            fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype
-            if fits and check_shardings and spec.sharding is not None:
-                fits = _is_same(leaf.sharding, spec.sharding, leaf.ndim)
-            if not fits:
-                wrong.append(f"{paths()[i]} is {_text(leaf)}, but its spec says {_text(spec)}")
-        if wrong:
-            raise ValueError("in_specs do not fit the arguments: " + "; ".join(wrong))
 
 
 class OutSpecs:
@@ -214,6 +107,10 @@ class OutSpecs:
             return []
         if self.is_leaf and type(returned[0]) is ArrayImpl and [self._glance(returned[0])] == self._seen:
             return [returned[0]]
+        if not self._are_large:
+            arrays = self._as_specified(returned[0])
+            if arrays is not None:
+                return [spec.put_numpy(owned(array)) for spec, array in zip(self.leaves, arrays, strict=True)]
         return self._fitted(returned, name)[0]
 
     def _fitted(self, returned: Sequence[PyTree], name: str) -> tuple[list[jax.Array], bool]:
@@ -281,14 +178,21 @@ class OutSpecs:
         """The flat NumPy arrays and numbers of the result of the function, as specified; raises as `fit`."""
         if self.is_leaf and type(result) is self._scalar_type:
             return [np.asarray(result)]
-        if self._is_tuple and type(result) is tuple:
-            try:
-                if [*map(_kind_of_numpy, result)] == self._kinds:
-                    return result
-            except AttributeError:  # a number
-                pass
+        arrays = self._as_specified(result)
+        if arrays is not None:
+            return arrays
         found = self._numpy_of(leaves_of(self.tree, result), None)
         return [*map(np.asarray, self.fit_leaves(result, name))] if found is None else found
+
+    def _as_specified(self, result: PyTree) -> Sequence[np.ndarray] | None:
+        """The NumPy arrays of a result of nothing else, a single one or a tuple, if they are as specified."""
+        if self.is_leaf:
+            return (result,) if type(result) is np.ndarray and [_kind_of_numpy(result)] == self._kinds else None
+        try:
+            is_one = self._is_tuple and type(result) is tuple and [*map(_kind_of_numpy, result)] == self._kinds
+        except AttributeError:  # a number
+            return None
+        return result if is_one else None
 
     def _put_numpy_of(self, values: Sequence[Any] | None, own: Collection[int]) -> list[jax.Array] | None:
         """The arrays of flat NumPy arrays and numbers that fit; None if there is anything else."""
@@ -352,47 +256,5 @@ def flat_values(result: PyTree, name: str, *, waits: bool = True) -> tuple[list[
     return leaves, tree
 
 
-def spec_struct(leaf: Any, path: str) -> jax.ShapeDtypeStruct:
-    """A user's spec as a ShapeDtypeStruct.
-
-    Raises:
-        ValueError: it has no shape and dtype.
-    """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    try:
-        if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in KINDS_OF_NUMPY:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-    except (AttributeError, TypeError, ValueError):  # attributes of these names that are something else
-        pass
-    raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
-
-
-def struct_of(aval: ShapedArray | jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
-    """The spec of a value, from its abstract value or another spec, with a sharding."""
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-
-
-def spec_structs(specs: PyTree, what: str) -> tuple[list[jax.ShapeDtypeStruct], PyTreeDef]:
-    """The leaves of a tree of specs as ShapeDtypeStructs, and its structure; ValueError that names what is none."""
-    with_paths, tree = flattened(specs, what)
-    return [spec_struct(leaf, f"{what}{jax.tree_util.keystr(path)}") for path, leaf in with_paths], tree
-
-
-def check_out_specs(where: str, name: str, out_specs: PyTree) -> PyTree:
-    """The tree of specs of results, checked."""
-    spec_structs(out_specs, f"{where}: {name}")
-    return out_specs
-
-
 def _leaf_paths(tree: PyTree) -> list[str]:
     return [f"result{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _is_same(sharding: Sharding, other: Sharding, ndim: int) -> bool:
-    return sharding == other or (sharding.is_equivalent_to(other, ndim) and device_list(sharding) == device_list(other))
-
-
-def _text(array: jax.Array | jax.ShapeDtypeStruct) -> str:
-    text = f"{jax.numpy.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
-    return text if array.sharding is None else f"{text} with {array.sharding}"

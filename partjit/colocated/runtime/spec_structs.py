@@ -1,0 +1,46 @@
+"""Specs of arrays as users write them: ShapeDtypeStructs, or arrays as examples."""
+
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.sharding import Sharding
+
+from partjit._jax.types import PyTree, PyTreeDef
+from partjit.checks import flattened, shown
+from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY
+
+__all__ = ["check_out_specs", "spec_struct", "spec_structs", "struct_of"]
+
+
+def spec_struct(leaf: Any, path: str) -> jax.ShapeDtypeStruct:
+    """A user's spec as a ShapeDtypeStruct.
+
+    Raises:
+        ValueError: it has no shape and dtype.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    try:
+        if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in KINDS_OF_NUMPY:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+    except (AttributeError, TypeError, ValueError):  # attributes of these names that are something else
+        pass
+    raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
+
+
+def struct_of(aval: ShapedArray | jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
+    """The spec of a value, from its abstract value or another spec, with a sharding."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+def spec_structs(specs: PyTree, what: str) -> tuple[list[jax.ShapeDtypeStruct], PyTreeDef]:
+    """The leaves of a tree of specs as ShapeDtypeStructs, and its structure; ValueError that names what is none."""
+    with_paths, tree = flattened(specs, what)
+    return [spec_struct(leaf, f"{what}{jax.tree_util.keystr(path)}") for path, leaf in with_paths], tree
+
+
+def check_out_specs(where: str, name: str, out_specs: PyTree) -> PyTree:
+    """The tree of specs of results, checked."""
+    spec_structs(out_specs, f"{where}: {name}")
+    return out_specs
