@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from partjit import events
 from partjit._jax.dispatch import is_profiled
-from partjit._jax.types import PyTree
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, failure_here
 from partjit.colocated.runtime.failures import Site
-from partjit.colocated.runtime.host_values import put_host_arguments
+from partjit.colocated.runtime.host_values import is_new, put_host_arguments
 from partjit.colocated.runtime.observation import profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -100,9 +98,9 @@ class SpecializationForPrograms(Specialization):
         else:
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             returned = [self._target(*args, **kwargs)]
-        is_new = not which or _is_new(returned[0])
+        is_made_there = not which or is_new(returned[0])
         results = out_specs.fit_flat(returned, self._name)
-        return results if is_new else distinct(results, leaves, which)
+        return results if is_made_there else distinct(results, leaves, which)
 
     def _run_if_lane_is_free(self, run: Callable[[], Sequence[jax.Array]], site: Site, stream: Stream) -> Any:
         """Runs a method in this thread; `NOT_FREE` if it would have to wait, or to undo what was made ahead."""
@@ -175,15 +173,3 @@ class SpecializationForPrograms(Specialization):
         if self._ahead is not None:  # these run beside the caller
             return False
         return self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown
-
-
-_CONTAINERS = frozenset({tuple, list, dict})
-_SCALARS = frozenset({bool, int, float, complex, *(np.dtype(kind).type for kind in "?bhilqBHILQefdFD")})
-
-
-def _is_new(returned: PyTree) -> bool:
-    """Whether what a function has returned is no array of jax, nor in the memory of one, at a glance."""
-    kind = type(returned)
-    if kind in _CONTAINERS:
-        return all(map(_is_new, returned.values() if kind is dict else returned))
-    return kind in _SCALARS or (kind is np.ndarray and returned.flags.writeable)

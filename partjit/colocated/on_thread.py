@@ -15,6 +15,7 @@ from partjit.arguments import are_positional
 from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.host_values import is_new
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
@@ -124,7 +125,10 @@ class OnThread:
         else:
             args, kwargs = self._tree.unflatten(arrays)
             returned = [target(*args, **kwargs)]
+        is_made_here = is_new(returned[0])
         results = out_specs.fit_flat(returned, self.name)
+        if is_made_here:
+            return results
         for array in results:
             if array.is_deleted():
                 return out_specs.fit_leaves(returned[0], self.name)  # which names it

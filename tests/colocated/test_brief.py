@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,35 @@ def test_those_that_nobody_waits_for_are_made_soon(made):
     assert threading.get_ident() not in rendezvous.logs["threads"]
     values = [float(value) for _, value in kept]
     assert values == sorted(values)
+
+
+def test_each_has_a_whole_moment_in_which_its_caller_may_run_it(monkeypatch):
+    """The thread that looks now and then starts none that has come since it looked, nor one that somebody runs."""
+
+    class Waiting:
+        claimant = None
+
+    made = [Waiting() for _ in range(6)]
+    sleeps, started = [], {}
+
+    def sleep(seconds):
+        sleeps.append(len(sleeps))
+        for call in made[2 * len(sleeps) : 2 * len(sleeps) + 2]:
+            brief.start_soon(call, start)
+        if len(sleeps) == 1:
+            made[3].claimant = object()
+
+    def start(call):
+        started[made.index(call)] = len(sleeps)
+
+    monkeypatch.setattr(brief, "time", types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(brief, "threads", types.SimpleNamespace(start=lambda job: None))
+    for call in made[:2]:
+        brief.start_soon(call, start)
+    brief._watch()
+    assert started == {0: 2, 1: 2, 2: 2, 4: 3, 5: 3}, "3 was run by its caller"
+    assert not brief._waiting
+    assert not brief._watching
 
 
 def test_several_threads_that_wait_run_it_once():

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -213,6 +214,82 @@ def test_what_a_failed_call_has_consumed_is_deleted(mesh, number):
     for _ in range(2):
         with pytest.raises(RuntimeError, match="deleted"):
             step(x)
+
+
+def _grown(scale):
+    """On a thread: the calls are long."""
+    time.sleep(3e-4)
+    return np.float32(2 * scale)
+
+
+def _with_statics(step):
+    return pjit(lambda state, x, kind: step(state, x), static_argnums=2)
+
+
+STATES = {
+    "an argument": (lambda w, scale: (w, scale), lambda state: state),
+    "in a tree": (
+        lambda w, scale: {"w": [w], "of the host": {"scale": scale}},
+        lambda state: (state["w"][0], state["of the host"]["scale"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("kind", [*STATES])
+def test_what_calls_made_of_the_state_is_waited_for_and_the_step_is_dispatched_by_cpp(kind, is_static, by_front):
+    make, take = STATES[kind]
+    call = colocated_python(_grown, arrays="numpy", out_specs=jax.ShapeDtypeStruct((), np.float32))
+
+    def step(state, x):
+        w, scale = take(state)
+        return make(w + scale * x, call(scale))
+
+    program = _with_statics(step) if is_static else pjit(step)
+    rest = ("kind",) if is_static else ()
+    state, w, scale = make(jnp.zeros(4), jnp.float32(1)), 0.0, 1.0
+    for i in range(6):
+        state = program(state, np.float32(i) * jnp.ones(4), *rest)
+        w, scale = w + scale * i, 2 * scale
+        assert type(take(state)[1]) is not type(take(state)[0]), "it is pending"
+    np.testing.assert_array_equal(np.asarray(take(state)[0]), w)
+    assert float(take(state)[1]) == scale
+    assert by_front[-3:] == [True] * 3
+
+
+def test_a_call_that_failed_is_raised_by_the_step_that_needs_its_result(by_front):
+    def fails_at_8(scale):
+        time.sleep(3e-4)
+        if scale == 8:
+            raise ValueError("eight")
+        return np.float32(2 * scale)
+
+    call = colocated_python(fails_at_8, arrays="numpy", out_specs=jax.ShapeDtypeStruct((), np.float32))
+    step = pjit(lambda w, scale: (w + scale, call(scale)))
+    state = jnp.zeros(4), jnp.float32(1)
+    for _ in range(4):
+        state = step(*state)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="eight"):
+            step(*state)
+    assert any(by_front)
+    np.testing.assert_array_equal(np.asarray(step(state[0], jnp.float32(1))[0]), 16)
+
+
+def test_what_was_made_is_donated_once(by_front):
+    """Also where it is passed twice, which is refused or copied as without calls."""
+    call = colocated_python(lambda x: x + np.float32(1), arrays="numpy", out_specs_fn=lambda x: x)
+    step = pjit(lambda x, y: (call(x) + y, call(y * 2)), donate_argnums=1)
+    x = y = jnp.ones(4)
+    y = y + 0
+    for _ in range(4):
+        before = y
+        y = step(x, before)[1]
+        assert before.is_deleted()
+    np.testing.assert_array_equal(np.asarray(y), 2.0**4 + 2**4 - 1)
+    with contextlib.suppress(ValueError, RuntimeError):  # as jax has it, of whichever version
+        found = step(y, y)
+        np.testing.assert_array_equal(np.asarray(found[0]), 31 + 1 + 31)
 
 
 def test_an_integer_too_large_is_named_before_anything_is_consumed(by_front):

@@ -36,15 +36,23 @@ def start_soon(call: Call, start: Callable[[Call], None]) -> None:
 
 
 def _watch() -> None:
+    """Starts what was there a moment ago. What has come since may be run by its caller yet: it has until the next."""
+    there: collections.deque[tuple[Call, Callable[[Call], None]]] = collections.deque()
     while True:
         try:
-            while _waiting:
+            while there or _waiting:
                 time.sleep(_SECONDS)
-                for _ in range(len(_waiting)):
-                    call, start = _waiting.popleft()
+                while there:
+                    call, start = there.popleft()
                     start(call)
                     del call, start  # which nothing may keep while this sleeps
+                for _ in range(len(_waiting)):
+                    call, start = _waiting.popleft()
+                    if call.claimant is None:
+                        there.append((call, start))
+                    del call, start
         finally:
+            _waiting.extend(there)
             _watching.clear()
         if not _waiting or _watching:  # else one has come in between
             return

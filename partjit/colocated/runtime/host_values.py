@@ -14,7 +14,7 @@ from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.arrays import numpy_putter, shareable
-from partjit._jax.types import Device
+from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
@@ -25,6 +25,7 @@ __all__ = [
     "HostArgument",
     "HostValue",
     "is_host_value",
+    "is_new",
     "is_object",
     "owned",
     "put_arguments",
@@ -38,6 +39,8 @@ _ALIGNMENT = 64
 LARGE = 65_536
 """In bytes: copying smaller arrays twice costs less than aligning the first copy."""
 _IN_ORDER = (np.bool_, np.integer, np.floating, np.complexfloating)
+_CONTAINERS = frozenset({tuple, list, dict})
+_SCALARS = frozenset({bool, int, float, complex, *(np.dtype(kind).type for kind in "?bhilqBHILQefdFD")})
 
 
 def is_host_value(value: object) -> bool:
@@ -62,6 +65,14 @@ def is_object(value: object) -> bool:
         return False
     # What jax computes with, such as a ref, has a type.
     return not isinstance(value, jax.ShapeDtypeStruct | AbstractValue) and not hasattr(value, "aval")
+
+
+def is_new(returned: PyTree) -> bool:
+    """Whether what a function has returned is no array of jax, nor in the memory of one, at a glance."""
+    kind = type(returned)
+    if kind in _CONTAINERS:
+        return all(map(is_new, returned.values() if kind is dict else returned))
+    return kind in _SCALARS or (kind is np.ndarray and returned.flags.writeable)
 
 
 class HostValue:

@@ -61,6 +61,7 @@ class AfterFirst:
 
     Attributes:
         inputs: the positions of the arguments that are read after the first fragment.
+        dispatched: those of its own arguments.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class AfterFirst:
         self._fast_paths = fast_paths
         read = {*rest.inputs}
         self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
+        taken = {*plan.nodes[0].inputs}
+        self.dispatched = tuple(i for i, value in enumerate(plan.inputs) if value in taken)
 
     def fast_path(
         self, tree: PyTreeDef, destinations: Mapping[int, Destination], numbers: Sequence[int]
@@ -109,5 +112,4 @@ class AfterFirst:
                 keep_results(error, plan, tree, direct)
                 raise
 
-        taken = {*first.inputs}
-        return fast_path_then(own, [value in taken for value in plan.inputs], go_on)
+        return fast_path_then(own, [i in self.dispatched for i in range(len(plan.inputs))], go_on)

@@ -142,9 +142,9 @@ class Placing:
     def for_calls(self) -> Mapping[int, Destination] | None:
         """Where NumPy arrays and numbers that calls alone read are put, by position.
 
-        None if more than that has to be done with the arguments.
+        None if more than that has to be done with the arguments. What the first fragment waits for is there.
         """
-        if self.waits or any(not move.is_for_calls or not move.is_of_host for move in self.moves):
+        if any(not move.is_for_calls or not move.is_of_host for move in self.moves):
             return None
         return {move.position: move.destination for move in self.moves}
 

@@ -84,6 +84,7 @@ class Recent:
         self._remembering = threading.RLock()  # a finalizer, or a hash of the user, may come in between
         self._layouts: dict[int, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}  # see `_layout`
         self._fronts: tuple[_Front, ...] = ()
+        self._waits: dict[PyTreeDef, Sequence[int]] = {}  # see `_awaited`
         _recents.add(self)
 
     def outcome(
@@ -105,6 +106,8 @@ class Recent:
         statics: _Typed = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
+        if self._waits and recognized is None:  # else other processes have to know of it before something fails
+            args, kwargs = self._awaited(args, kwargs)
         if (
             self._fronts
             and recognized is None
@@ -141,6 +144,25 @@ class Recent:
         finally:  # a call that fails has consumed them as well
             if retires:
                 delete_consumed(leaves)
+
+    def _awaited(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+        """The arguments with the values of what the first fragment of such a call waits for: C++ recognizes these.
+
+        Raises:
+            Exception: a call failed whose result is one of the arguments.
+        """
+        try:
+            leaves, tree = tree_flatten((args, kwargs))
+        except ValueError:  # keys that do not compare
+            return args, kwargs
+        pending = [i for i in self._waits.get(tree, ()) if type(leaves[i]) is PendingArray]
+        if not pending or len({*map(id, leaves)}) < len(leaves):  # the same array, maybe donated, in several places
+            return args, kwargs
+        for i in pending:
+            leaves[i] = leaves[i].value()
+        return tree.unflatten(leaves)
 
     def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: _Typed) -> _Call | None:
         """The last call like one with such arguments, if it is known."""
@@ -205,11 +227,14 @@ class Recent:
                 is_flat = not _is_of_arguments(tree, run.rest.inputs)
                 with self._remembering:
                     is_flat = is_flat or any(was_flat for known, _, was_flat in self._fronts if known == statics)
-                    learn = partial(self._learn_by_front, statics, is_flat)
-                    # A new one: the old one does not ask again for calls that it did not know.
-                    front = make_cpp_function(learn, plan.name, learn, ((), ()), object())
-                    others = [other for other in self._fronts if other[0] != statics]
-                    self._fronts = ((statics, front, is_flat), *others[: _FIRST - 1])
+                    self._renew_front(statics, is_flat, plan.name)
+
+    def _renew_front(self, statics: _Typed, is_flat: bool, name: str) -> None:
+        """Makes a new C++ function for calls: the old one does not ask again for those that it did not know."""
+        learn = partial(self._learn_by_front, statics, is_flat)
+        front = make_cpp_function(learn, name, learn, ((), ()), object())
+        others = [other for other in self._fronts if other[0] != statics]
+        self._fronts = ((statics, front, is_flat), *others[: _FIRST - 1])
 
     def _by_front(
         self,
@@ -245,11 +270,18 @@ class Recent:
         flat = _flat(args, kwargs)
         if flat is None:
             return None, None, False
-        _, own_tree, found = flat
+        leaves, own_tree, found = flat
         call = self._recognized(own_tree, found, statics)
         if call is None:
             return None, None, False
-        *_, placing, run, out_tree = call
+        *_, plan, placing, run, out_tree = call
+        if run.rest is not None and any(type(leaves[i]) is PendingArray for i in run.rest.dispatched):
+            with self._remembering:
+                if own_tree not in self._waits:
+                    known = self._waits if len(self._waits) < _MOST else {}
+                    self._waits = {**known, own_tree: run.rest.dispatched}
+                    self._renew_front(statics, is_flat, plan.name)
+            return None, None, False
         destinations = placing.for_calls()
         if run.rest is None or destinations is None:
             return None, None, False
@@ -259,7 +291,7 @@ class Recent:
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
         with self._remembering:
-            self._last, self._known, self._fronts = (), {}, ()
+            self._last, self._known, self._fronts, self._waits = (), {}, (), {}
 
     def _separated(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
