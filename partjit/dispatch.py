@@ -8,7 +8,6 @@ what the executable expects without looking at its layout, so a call with a misp
 import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,6 +36,7 @@ from partjit.compile import Program
 from partjit.evaluate import are_pending, function_of, run_equation
 from partjit.host_objects import HostReference, calling_with, given
 from partjit.infer import Definition, forget, infer_program
+from partjit.letting_in import LettingIn, is_letting_in
 from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
 from partjit.pieces.calls import NOT_LOCAL, call_locally
@@ -72,7 +72,7 @@ class CacheMiss:
     Attributes:
         fun: the user's function.
         recent: the last calls of programs that a plan runs; None before the first.
-        functions: the C++ functions that call this; `_let_others_in` replaces their entries.
+        letting_in: of which signatures the C++ functions that call this have entries that let others in.
         of_arrays: where each process passes its own pieces, the C++ function of the arrays, and what it calls.
     """
 
@@ -82,7 +82,6 @@ class CacheMiss:
         self._misplacement = Misplaced(definition.name)
         self.recent: recent_calls.Recent | None = None
         self._traced = TracedCalls()
-        self.functions: tuple[Any, ...] = ()
         self.of_arrays: tuple[Function, CacheMiss] | None = None
         self._agreement: Agreement | None = None
         self._is_of_one_process = True
@@ -92,7 +91,7 @@ class CacheMiss:
         # Of host arguments: the positional ones, by how many positional arguments there are, and those by name.
         self._places: dict[int, list[tuple[int, HostReference]]] = {}
         self._named_places = [(name, HostReference(definition.name, name)) for name in definition.host[1]]
-        self._let_in = 0  # how many of the entries of the C++ functions let others in
+        self.letting_in = LettingIn()
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
@@ -101,8 +100,10 @@ class CacheMiss:
             return outcome
         attempt = None
         try:
-            if _letting_in.is_on:
+            if is_letting_in():
                 return None, None, False
+            if self.recent is not None and self.letting_in.has_plans_only and self.letting_in.is_new and is_eager():
+                self.letting_in.let_in(args, kwargs)  # before anything that takes time
             attempt = Attempt(self._definition.name, self._last_agreement())
             if self.of_arrays is not None:
                 call = attempt.handing_over(self.of_arrays[0])
@@ -126,11 +127,13 @@ class CacheMiss:
         With `retires` for a call that is not `retiring`, and so has to do the same itself.
         """
         find = self._recognized
-        if find is None or _letting_in.is_on:
+        if find is None or is_letting_in():
             return None
-        for function in self.functions:
-            if function._cache_size() > self._let_in and self.recent is not None and self.recent.knows(args, kwargs):
-                self._let_others_in(args, kwargs)
+        entries, recent = self.letting_in, self.recent
+        if entries.is_new and recent is not None and is_eager():
+            lets_in = entries.has_plans_only or recent.knows(args, kwargs)
+            if lets_in:
+                entries.let_in(args, kwargs)
         return find(args, kwargs, retires=retires)
 
     def _with_objects(
@@ -178,7 +181,8 @@ class CacheMiss:
             if not is_plan:
                 values = reshard(values, shardings, moved)
         if is_plan:  # which reshards by itself, in all of its processes or in none
-            self._let_others_in(args, kwargs)
+            if self.recent is None or self.letting_in.is_new:
+                self.letting_in.let_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
             self._agreement = attempt.runs(plan)
             placing, run = plans.placing_of(plan, values), plans.runnable_of(plan, values, program.mesh)
@@ -194,8 +198,9 @@ class CacheMiss:
         except InternalFloatingPointError as error:
             recheck_for_nans(error, self.fun, args, kwargs)
             raise
-        if self._entries() == self._let_in + 1:  # that of this call, for which nobody has to wait any more
-            self._let_in += 1
+        if self.recent is not None:
+            self.letting_in.take_back()
+        self.letting_in.count_one_more()
         fast_path = None
         if not moved and not program.consts:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
@@ -213,8 +218,7 @@ class CacheMiss:
     def clear(self) -> None:
         """Forgets all calls."""
         self._traced.clear()
-        for function in self.functions:
-            function._clear_cache()
+        self.letting_in.clear()
         if self.recent is not None:
             self.recent.clear()
 
@@ -225,34 +229,6 @@ class CacheMiss:
             and is_staged()
             and all(isinstance(spec, UnspecifiedValue) for spec in (*program.in_specs, *program.out_specs))
         )
-
-    def _entries(self) -> int:
-        """How many signatures the C++ functions know."""
-        return max(function._cache_size() for function in self.functions)
-
-    def _let_others_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
-        """Lets further calls with this signature in while the first one still runs.
-
-        The C++ function takes a cache miss for a compilation, which one thread does while others wait; but a plan calls
-        Python, which may wait for another thread's call or make this very one. So the entry of this call is replaced
-        by one whose compilation ends at once. Those of other signatures go: their next calls are first ones as well.
-        """
-        self._let_in = 0
-        for function in self.functions:
-            function._clear_cache()
-            _letting_in.is_on = True
-            try:
-                function(*args, **kwargs)
-            finally:
-                _letting_in.is_on = False
-        self._let_in = 1
-
-
-class _LettingIn(threading.local):
-    is_on = False
-
-
-_letting_in = _LettingIn()
 
 
 def make_function(
@@ -304,10 +280,10 @@ def _cpp_function(cache_miss: CacheMiss, definition: Definition, on_values: Func
 
         def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
             outcome = cache_miss.recognized(args, kwargs, retires=True)
-            return outcome or ((None if _letting_in.is_on else call(*args, **kwargs)), None, False)
+            return outcome or ((None if is_letting_in() else call(*args, **kwargs)), None, False)
 
         function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
-    cache_miss.functions = tuple({id(f): f for f in (function, cpp_function)}.values())
+    cache_miss.letting_in.functions = tuple({id(f): f for f in (function, cpp_function)}.values())
     return function
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from partjit._jax.dispatch import is_profiled
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.call import Call, failure_here
+from partjit.colocated.runtime.call import Call, current_calls, failure_here
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.host_values import is_new, put_host_arguments
+from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -25,6 +27,8 @@ from partjit.colocated.simple_calls import submitted_flat
 from partjit.colocated.specialization import Specialization
 
 __all__ = ["SpecializationForPrograms"]
+
+_perf_counter = time.perf_counter
 
 
 class SpecializationForPrograms(Specialization):
@@ -113,8 +117,41 @@ class SpecializationForPrograms(Specialization):
             call.entering = self._history.has_nothing_ahead
         return scheduler.run_if_free(call)
 
+    def _run_at_once(self, leaves: Sequence[Any], site: Site) -> Sequence[jax.Array] | None:
+        """Runs a brief call in this thread, with the results and failures of one on a thread, as only timing decides.
+
+        None if it would have to wait for its turn, or if somebody observes or records it.
+        """
+        stream, out_specs = current_stream(), self.out_specs
+        assert out_specs is not None
+        if not stream.is_private or stream.calls or current_calls() or PendingArray in map(type, leaves):
+            return None
+        if events.listeners or journal.current is not None or is_profiled():
+            return None
+        if not self._takes_numpy:
+            leaves = put_host_arguments(leaves, when_used=not self._is_of_shards)
+        run = functools.partial(self._run_plainly, leaves, range(len(out_specs.leaves)), out_specs)
+        started = _perf_counter()
+        try:
+            results = run() if self._lane is None else self._run_if_lane_is_free(run, site, stream)
+        except Exception as error:
+            if is_interrupt(error):  # of the caller, not of the call
+                raise
+            failure = failure_here(error, self._name, site, stream, self._lanes(stream)[0])
+            return [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in out_specs.leaves]
+        if results is scheduler.NOT_FREE:
+            return None
+        self._cheapness.measured(_perf_counter() - started)
+        return results
+
     def submitting(
-        self, pinned: Sequence[bool | None], site: Site, node: str = "", *, is_run_here: bool = False
+        self,
+        pinned: Sequence[bool | None],
+        site: Site,
+        node: str = "",
+        *,
+        is_run_here: bool = False,
+        is_made_if_brief: bool = False,
     ) -> Callable[..., Sequence[jax.Array]]:
         """A function that submits a call to a thread, for a program, and returns the flat results, which are pending.
 
@@ -125,9 +162,14 @@ class SpecializationForPrograms(Specialization):
             site: where the user's code makes the call.
             node: its name in the plan.
             is_run_here: whether this thread runs it, which waits for it next; it has no results.
+            is_made_if_brief: whether this thread runs it at once if it is brief.
         """
 
         def submit(*leaves: Any) -> Sequence[jax.Array]:
+            if is_made_if_brief and self._is_brief():
+                results = self._run_at_once(leaves, site)
+                if results is not None:
+                    return results
             if not is_run_here and self._runs_simply():
                 out_specs = self.out_specs
                 assert out_specs is not None

@@ -45,7 +45,7 @@ from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
 from partjit.plan.passes.from_numbers import counted, counters_among, with_own_predicates
-from partjit.plan.passes.host_thread import is_for_host_thread
+from partjit.plan.passes.host_thread import is_for_host_thread, makes_brief_calls
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
 from partjit.plan.passes.own_shards import own_shards
@@ -279,6 +279,7 @@ def make_plan(
         agree,
         along,
         executables.on_one_cpu and is_for_host_thread(donating.nodes),
+        executables.on_one_cpu and makes_brief_calls(donating.nodes),
     )
     verify(plan, program)
     return plan

@@ -12,11 +12,19 @@ import pytest
 from partjit import colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import brief, scheduler
+from partjit.plan import pipeline
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
 scalar = jax.ShapeDtypeStruct((), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def are_left(request, monkeypatch):
+    """Brief calls are left to whoever waits for them, though what is before them takes little; not with `at_once`."""
+    if "at_once" not in request.fixturenames:
+        monkeypatch.setattr(pipeline, "makes_brief_calls", lambda nodes: False)
 
 
 class Scale:
@@ -184,3 +192,98 @@ def test_calls_from_numbers_to_numbers_come_before_all_of_the_devices_work(mesh)
     w = np.eye(128, dtype=np.float32)
     with mesh:
         np.testing.assert_allclose(pjit(update(rate))(w, 1), w - 0.05 * np.tanh(w), rtol=1e-6)
+
+
+# Where what comes before takes little
+
+
+@pytest.fixture
+def at_once():
+    """Brief calls are made at once, as in programs that take so little."""
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("made", [of_object, of_function])
+def test_after_little_the_caller_makes_it_at_once(made):
+    call = made()
+    program = shown(pjit(lambda x: (x + 1, call(x))))
+    assert program.plan(jnp.float32(1)).makes_brief_calls
+    found = [program(jnp.float32(i))[1] for i in range(20)]
+    assert {*rendezvous.logs["threads"]} == {threading.get_ident()}
+    assert len(rendezvous.logs["threads"]) == 20, "before anybody waits"
+    values = [float(value) for value in found]
+    assert values == [values[0] + i for i in range(20)]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("made", [of_object, of_function])
+def test_what_it_raises_is_raised_where_its_result_is_used(made):
+    """As for one on a thread: the other results are there, and it is reported if nobody uses the result."""
+    call = made()
+    program = shown(pjit(lambda x: (x + 1, call(x)), donate_argnums=0))
+    total, failed = program(jnp.float32(-2))
+    assert float(total) == -1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="negative") as caught:
+            float(failed)
+    assert any("This happened in the colocated call of" in note for note in caught.value.__notes__)
+    with pytest.raises(ValueError, match="negative"):  # given to the next step
+        pjit(lambda x: x + 1)(failed)
+    total, failed = program(jnp.float32(-3))
+    del failed
+    with pytest.raises(ValueError, match="negative"):
+        colocated.wait()
+    assert float(program(jnp.float32(1))[0]) == 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_that_has_become_slow_is_run_by_a_thread_again():
+    rendezvous.clear()
+
+    def nap(x):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        time.sleep(0.001 * len(rendezvous.logs["slow"]))
+        return np.float32(x)
+
+    call = colocated_python(nap, arrays="numpy", out_specs=scalar)
+    program = shown(pjit(lambda x: (x + 1, call(x))))
+    program(jnp.float32(1))
+    assert rendezvous.logs["threads"] == [threading.get_ident()]
+    rendezvous.logs["slow"].append(1)
+    for _ in range(3):
+        jax.block_until_ready(program(jnp.float32(1)))
+    assert rendezvous.logs["threads"][1] == threading.get_ident(), "nobody knows before"
+    assert threading.get_ident() not in rendezvous.logs["threads"][2:]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_it_waits_for_its_turn():
+    """In a stream that has calls, and behind those of its object."""
+    call = of_object()
+    program = shown(pjit(lambda x: (x + 1, call(x))))
+
+    def waiting(x):
+        rendezvous.hear("go")
+        return x
+
+    gate = colocated_python(waiting, mode="stream", out_specs_fn=lambda x: x)
+    first = gate(jnp.float32(1))
+    value = program(jnp.float32(1))[1]
+    assert not value.is_ready()
+    assert not rendezvous.logs["threads"]
+    rendezvous.say("go")
+    assert float(value) == 21
+    assert float(first) == 1
+    assert float(program(jnp.float32(1))[1]) == 22
+
+
+@pytest.mark.usefixtures("at_once")
+def test_only_after_little_and_on_one_cpu(mesh):
+    call = of_function()
+    large = jnp.ones((256, 256))
+    assert not pjit(lambda x: call((x @ x).sum())).plan(large).makes_brief_calls
+    looped = pjit(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: call(x + 1), x))
+    assert not looped.plan(jnp.float32(1)).makes_brief_calls
+    with mesh:
+        sharded = pjit(lambda x: call(x.sum()), in_shardings=jax.sharding.PartitionSpec("x"))
+        assert not sharded.plan(jnp.ones(8)).makes_brief_calls

@@ -44,6 +44,7 @@ class OutSpecs:
         "_is_none",
         "_is_tuple",
         "_kinds",
+        "_kinds_of_numbers",
         "_scalar_type",
         "_seen",
         "_seen_elsewhere",
@@ -62,6 +63,7 @@ class OutSpecs:
         # A tuple of NumPy arrays, which most functions of several results return, is recognized in half the time.
         self._is_tuple = tree == jax.tree.structure((0,) * len(self.leaves))
         self._kinds = [(np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
+        self._kinds_of_numbers = [(spec.scalar_type or np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
         self._is_none = tree == jax.tree.structure(None)
         self._scalar_type = self.leaves[0].scalar_type if self.is_leaf else None
         # Only an array on a single device can be uncommitted.
@@ -185,14 +187,18 @@ class OutSpecs:
         return [*map(np.asarray, self.fit_leaves(result, name))] if found is None else found
 
     def _as_specified(self, result: PyTree) -> Sequence[np.ndarray] | None:
-        """The NumPy arrays of a result of nothing else, a single one or a tuple, if they are as specified."""
+        """The NumPy arrays of a result of such and of numbers, one or a tuple, if they are as specified."""
         if self.is_leaf:
             return (result,) if type(result) is np.ndarray and [_kind_of_numpy(result)] == self._kinds else None
-        try:
-            is_one = self._is_tuple and type(result) is tuple and [*map(_kind_of_numpy, result)] == self._kinds
-        except AttributeError:  # a number
+        if not self._is_tuple or type(result) is not tuple:
             return None
-        return result if is_one else None
+        try:
+            kinds = [*map(_kind_of_numpy, result)]
+        except AttributeError:  # a number of Python
+            return None
+        if kinds == self._kinds:
+            return result
+        return [*map(np.asarray, result)] if kinds == self._kinds_of_numbers else None
 
     def _put_numpy_of(self, values: Sequence[Any] | None, own: Collection[int]) -> list[jax.Array] | None:
         """The arrays of flat NumPy arrays and numbers that fit; None if there is anything else."""

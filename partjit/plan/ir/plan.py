@@ -48,6 +48,7 @@ class PlanData:
             they need not wait for that where a fragment takes nothing away.
         counted: what the host counts along, to know which branch the next execution chooses; None if nothing.
         in_host_thread: whether the calling thread, which waits for one executable after another, runs them itself.
+        makes_brief_calls: whether it makes brief calls at once, which it need not wait for.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PlanData:
     agree: bool | str = True
     counted: Counted | None = None
     in_host_thread: bool = False
+    makes_brief_calls: bool = False
 
     @property
     def counters(self) -> tuple[Value, ...]:

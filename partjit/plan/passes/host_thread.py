@@ -1,6 +1,7 @@
-"""Programs whose executables the host's own thread runs, on a single CPU: it waits for one after another anyway.
+"""Programs with small executables on a single CPU: what the host's own thread does at once.
 
-To hand each to a thread of XLA and to wait for it takes longer than to run a small one.
+It runs the executables, if it waits for one after another anyway: to hand each to a thread of XLA and to wait for it
+takes longer than to run a small one. And it makes calls that are brief.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, walk
 from partjit.plan.passes import cost
 
-__all__ = ["is_for_host_thread"]
+__all__ = ["is_for_host_thread", "makes_brief_calls"]
 
 
 def is_for_host_thread(nodes: Sequence[Node]) -> bool:
@@ -27,6 +28,16 @@ def is_for_host_thread(nodes: Sequence[Node]) -> bool:
     if not made.isdisjoint(value for loop in loops for value in _awaited([*walk(loop.block.nodes), loop])):
         return sum(costs) < cost.FOR_HOST_THREAD_IN_LOOPS
     return sum(costs) < cost.FOR_HOST_THREAD and not made.isdisjoint(_awaited(inside))
+
+
+def makes_brief_calls(nodes: Sequence[Node]) -> bool:
+    """Whether brief calls had better be made at once, though their results are not needed yet.
+
+    So it is where the fragments take less than to come back to a call: to submit it, and to have it run by who waits.
+    """
+    if any(isinstance(node, Loop | Branch) for node in nodes):
+        return False
+    return sum(node.cost for node in nodes if isinstance(node, Fragment)) < cost.FOR_HOST_THREAD
 
 
 def _awaited(nodes: Sequence[Node]) -> Iterator[Value]:

@@ -171,7 +171,8 @@ def link(
         direct = left_to_dispatch(plan, default.sharding, default.committed, sharding_of)
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            run_call = _caller(call, _specialized(call, default, mesh, SpecializationForPrograms, direct.made), own)
+            specialization = _specialized(call, default, mesh, SpecializationForPrograms, direct.made)
+            run_call = _caller(call, specialization, own, is_made_if_brief=plan.makes_brief_calls and agreement is None)
             run_call = given_numbers(run_call, call.inputs, numbers, sharding_of)
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
@@ -287,7 +288,11 @@ def _read_once(plan: Plan) -> Collection[Value]:
 
 
 def _caller(
-    call: ColocatedCall[Value, Value], specialization: SpecializationForPrograms, of_one: Collection[Value]
+    call: ColocatedCall[Value, Value],
+    specialization: SpecializationForPrograms,
+    of_one: Collection[Value],
+    *,
+    is_made_if_brief: bool,
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that makes a call, in this thread or on another; `of_one` are the values that one node alone reads."""
     site, distinct, node = call.site, call.distinct, call.name
@@ -298,7 +303,8 @@ def _caller(
 
     if call.is_inline:
         return run
-    return specialization.submitting(pinned, site, node, is_run_here=call.is_before_inline)
+    is_at_once = is_made_if_brief and bool(call.outputs)
+    return specialization.submitting(pinned, site, node, is_run_here=call.is_before_inline, is_made_if_brief=is_at_once)
 
 
 def _with_calls(

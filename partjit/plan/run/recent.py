@@ -85,6 +85,7 @@ class Recent:
         self._layouts: dict[int, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}  # see `_layout`
         self._fronts: tuple[_Front, ...] = ()
         self._waits: dict[PyTreeDef, Sequence[int]] = {}  # see `_awaited`
+        self._waits_in_trees = False
         _recents.add(self)
 
     def outcome(
@@ -153,6 +154,8 @@ class Recent:
         Raises:
             Exception: a call failed whose result is one of the arguments.
         """
+        if not self._waits_in_trees and PendingArray not in map(type, args):
+            return args, kwargs
         try:
             leaves, tree = tree_flatten((args, kwargs))
         except ValueError:  # keys that do not compare
@@ -280,6 +283,7 @@ class Recent:
                 if own_tree not in self._waits:
                     known = self._waits if len(self._waits) < _MOST else {}
                     self._waits = {**known, own_tree: run.rest.dispatched}
+                    self._waits_in_trees |= not _is_of_arguments(own_tree, run.rest.dispatched)
                     self._renew_front(statics, is_flat, plan.name)
             return None, None, False
         destinations = placing.for_calls()

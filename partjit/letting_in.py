@@ -1,0 +1,84 @@
+"""Letting further calls in while the first one with its signature still runs.
+
+The C++ function takes a cache miss for a compilation, which one thread does while others wait; but a plan calls Python,
+which may wait for another thread's call or make this very one. So the entry of such a call is dropped, and replaced by
+one whose compilation ends at once. C++ drops all entries of a function or none. Where many signatures take turns they
+are not replaced any more: then each call makes an entry, and drops it.
+"""
+
+import threading
+from typing import Any
+
+from partjit._jax.types import PyTree
+
+__all__ = ["LettingIn", "is_letting_in"]
+
+_MOST_REPLACED = 16
+
+
+class LettingIn:
+    """Of the entries of one function those that let further calls in.
+
+    Attributes:
+        functions: the C++ functions.
+        has_plans_only: whether plans have run all calls so far. Then it lets calls in of which nothing is known yet.
+    """
+
+    def __init__(self) -> None:
+        self.functions: tuple[Any, ...] = ()
+        self._count = 0  # of the entries that do
+        self._replaced = 0  # how many there were
+        self.has_plans_only = True
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is an entry that lets nobody in."""
+        is_new = False
+        for function in self.functions:  # not `any`, which takes several times as long
+            is_new = is_new or function._cache_size() > self._count
+        return is_new
+
+    def let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
+        """Lets further calls with the signature of a call in."""
+        self._replaced += 1
+        self._count = 0
+        for function in self.functions:
+            function._clear_cache()
+        if self._replaced > _MOST_REPLACED:
+            return
+        _here.is_on = True
+        try:
+            for function in self.functions:
+                function(*args, **kwargs)
+        finally:
+            _here.is_on = False
+        self._count = 1
+
+    def take_back(self) -> None:
+        """Has C++ make an entry that dispatches a call itself, for no plan runs it: the next such call makes one."""
+        if self.has_plans_only:
+            self.has_plans_only = False
+            self.clear()
+
+    def count_one_more(self) -> None:
+        """Takes note that the call which has made the only new entry has ended: nobody has to wait for it any more."""
+        if max(function._cache_size() for function in self.functions) == self._count + 1:
+            self._count += 1
+
+    def clear(self) -> None:
+        """Forgets all entries."""
+        self._count = 0
+        for function in self.functions:
+            function._clear_cache()
+
+
+class _Here(threading.local):
+    is_on = False
+
+
+_here = _Here()
+
+
+def is_letting_in() -> bool:
+    """Whether this call of this thread only makes an entry, and computes nothing."""
+    return _here.is_on
