@@ -92,7 +92,8 @@ class SpecializationCache:
 
         def make() -> Specialization:
             is_of_objects = not leaves and has_objects(tree)
-            devices = options.devices or (_default() if is_of_objects else _devices_of(leaves, paths(), name))
+            devices = options.devices or (None if leaves else _devices_of_results(options.out_specs))
+            devices = devices or (_default() if is_of_objects else _devices_of(leaves, paths(), name))
             # An object of its own, also where the user gave the specs: it remembers arguments of one specialization.
             own = options.in_specs and options.in_specs.leaves
             in_specs = InSpecs(own or [struct_of(leaf.aval, leaf.sharding) for leaf in leaves], tree)
@@ -175,6 +176,13 @@ def _default() -> tuple[Device, ...]:
     return (device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0],)
 
 
+def _devices_of_results(out_specs: PyTree) -> tuple[Device, ...] | None:
+    """The devices that the specs of results name, if all name the same."""
+    named = [getattr(spec, "sharding", None) for spec in jax.tree.leaves(out_specs)]
+    lists = {None if sharding is None else (*device_list(sharding),) for sharding in named}
+    return next(iter(lists)) if len(lists) == 1 else None
+
+
 def _devices_of(leaves: Sequence[jax.Array], paths: Sequence[str], name: str) -> tuple[Device, ...]:
     """The devices of a call, from the shardings of its arguments.
 
@@ -184,7 +192,7 @@ def _devices_of(leaves: Sequence[jax.Array], paths: Sequence[str], name: str) ->
     if not leaves:
         raise ValueError(
             "No devices found. colocated_python function without input arguments must be first specialized with "
-            "devices."
+            f"devices. {name} is called without arguments: give it specialize(devices=...), or out_specs with shardings"
         )
     first = device_list(leaves[0].sharding)
     others = [

@@ -305,6 +305,28 @@ def test_arguments_on_different_devices_are_refused(x, mesh):
     same(f.specialize(devices=mesh)(x, {"y": other}), x)
 
 
+def test_without_arguments_the_specs_of_the_results_may_say_where(mesh):
+    """If each of them does, and all the same; devices that are given count first."""
+    one, all_of_them = (jax.sharding.SingleDeviceSharding(jax.devices()[3]), NamedSharding(mesh, P("x")))
+
+    def spec(sharding=None):
+        return jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)
+
+    def called(out_specs):
+        return colocated_python(lambda: jax.tree.map(lambda x: np.ones(8, np.float32), out_specs), out_specs=out_specs)
+
+    for sharding in (one, all_of_them):
+        for out_specs in (spec(sharding), {"a": spec(sharding), "b": [spec(sharding)]}):
+            found = called(out_specs)()
+            assert {x.sharding for x in jax.tree.leaves(found)} == {sharding}
+            same(jax.tree.leaves(found)[0], np.ones(8))
+    for out_specs in (spec(), (spec(one), spec()), (spec(one), spec(all_of_them)), ()):
+        with pytest.raises(ValueError, match="No devices found"):
+            called(out_specs)()
+    on_two = called(spec()).specialize(devices=jax.devices()[:2])()
+    assert on_two.sharding.device_set == {*jax.devices()[:2]}
+
+
 def test_the_order_of_devices_matters(mesh):
     reverse = partjit.Mesh(mesh.devices.reshape(-1)[::-1], "x")
     x = jax.device_put(np.arange(8.0), NamedSharding(reverse, P("x")))
@@ -316,7 +338,8 @@ def test_the_order_of_devices_matters(mesh):
 def test_without_arguments_devices_are_needed():
     f = colocated_python(lambda: jnp.ones(3))
     message = (
-        "No devices found. colocated_python function without input arguments must be first specialized with devices."
+        r"No devices found. colocated_python function without input arguments must be first specialized with devices. "
+        r"<lambda> is called without arguments: give it specialize\(devices=...\), or out_specs with shardings"
     )
     with pytest.raises(ValueError, match=message):
         f()
