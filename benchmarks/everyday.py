@@ -36,7 +36,7 @@ import numpy as np
 
 import report
 from programs import elapsed
-from situations import controls, epochs, fixed_costs, gradients, host, in_loops, in_steps, training
+from situations import controls, epochs, feedback, fixed_costs, gradients, host, in_loops, in_steps, training
 from situations.ways import OURS, Place, Run, Situation
 
 Row = dict[str, Any]
@@ -81,6 +81,8 @@ SITUATIONS: Mapping[str, Entry] = {
     "filter": Entry(controls.filtered, 50, 100),
     "environment": Entry(in_steps.environment, 50, 100),
     "schedule": Entry(controls.schedule, 50, 200),
+    "loss scale": Entry(feedback.loss_scale, 50, 200),
+    "agent": Entry(feedback.agent, 100, 200),
     "embedding": Entry(in_steps.embedding, 20, 50),
     "round trip of 4 kB": Entry(sized(in_steps.round_trip, size=1024), 20, 50),
     "round trip of 128 kB": Entry(sized(in_steps.round_trip, size=32 * 1024), 20, 50),
@@ -94,6 +96,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "log every 10th step": Entry(training.log_now_and_then, 100, 200),
     "log every 10th step, counted in the state": Entry(training.log_as_counted, 100, 200),
     "log(text, loss)": Entry(training.log_text, 50, 200),
+    "log for batches of many lengths": Entry(feedback.lengths, 80, 200),
     "log of 40 metrics": Entry(training.log_metrics, 50, 100),
     "slow loader": Entry(training.slow_loader, 20, 50),
     "checkpoints": Entry(training.checkpoints, 20, 50),

@@ -132,6 +132,38 @@ class Text:
         return np.bool_(False)
 
 
+class LossScale:
+    """The scale of a loss: halved after a step that was not finite, doubled after 20 that were."""
+
+    def __init__(self) -> None:
+        self.scale, self.good = 1024.0, 0
+
+    def begin_again(self, _: Any) -> None:
+        self.scale, self.good = 1024.0, 0
+
+    def told(self, is_finite: Any) -> tuple[np.float32]:
+        self.good = self.good + 1 if bool(is_finite) else 0
+        if not self.good:
+            self.scale /= 2
+        elif self.good % 20 == 0 and self.scale < 2**15:
+            self.scale *= 2
+        return (np.float32(self.scale),)
+
+
+class Walk:
+    """An environment: where an action leads, and the reward for it."""
+
+    def __init__(self) -> None:
+        self.state = np.zeros(8, np.float32)
+
+    def begin_again(self, _: Any) -> None:
+        self.state = np.zeros(8, np.float32)
+
+    def told(self, action: Any) -> tuple[np.ndarray, np.float32]:
+        self.state = np.tanh(self.state + np.asarray(action) + np.float32(0.1)).astype(np.float32)
+        return self.state.copy(), np.float32(self.state.sum())
+
+
 def smoothed(x: np.ndarray) -> np.ndarray:
     """Each number and half of the one before."""
     result = x * np.float32(0.5)

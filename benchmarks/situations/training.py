@@ -32,7 +32,7 @@ from situations.ways import (
 )
 
 WIDTH, BATCH = 64, 64
-_pool = concurrent.futures.ThreadPoolExecutor(1)
+pool = concurrent.futures.ThreadPoolExecutor(1)
 
 Params = tuple[jax.Array, jax.Array]
 
@@ -112,7 +112,7 @@ def log_text(place: Place, iterations: int) -> Situation:
         iterations,
         {
             BY_HAND: by_hand(host.log_text, nothing),
-            THREAD: by_hand(functools.partial(_pool.submit, host.log_text), waited_for),
+            THREAD: by_hand(functools.partial(pool.submit, host.log_text), waited_for),
             OURS: with_ours,
         },
     )
@@ -210,7 +210,7 @@ def _logged(
         iterations,
         {
             BY_HAND: plain(record, nothing),
-            THREAD: plain(functools.partial(_pool.submit, record), waited_for),
+            THREAD: plain(functools.partial(pool.submit, record), waited_for),
             JAX: plain(lambda *args: by_jax(*as_arrays(*args)), nothing),
             OURS: within(pjit, ours, ended),
             f"{OURS}, called after the step": plain(ours, ended),
@@ -351,7 +351,7 @@ def checkpoints(place: Place, iterations: int) -> Situation:
         {
             BY_HAND: plain(host.save, nothing),
             # The next step takes the memory of the parameters, so what is saved is a copy.
-            THREAD: plain(lambda own: _pool.submit(host.save, copied(own)), waited_for),
+            THREAD: plain(lambda own: pool.submit(host.save, copied(own)), waited_for),
             JAX: plain(by_jax, nothing),
             OURS: plain(saving, ended),
             f"{OURS}, save_if_due in the program": within(pjit, saving_if_due, ended),

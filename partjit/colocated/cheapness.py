@@ -11,16 +11,30 @@ _CHEAP_IN_A_ROW = 10
 class Cheapness:
     """Whether calls of a function are so cheap that handing them to a thread costs more."""
 
-    __slots__ = ("_in_a_row",)
+    __slots__ = ("_alone_in_a_row", "_in_a_row", "_is_known")
 
     def __init__(self) -> None:
-        self._in_a_row = 0
+        self._in_a_row = self._alone_in_a_row = 0
+        self._is_known = False
 
-    def measured(self, seconds: float) -> None:
-        """Takes note of how long the function took."""
+    def measured(self, seconds: float, alone: float | None = None) -> None:
+        """Takes note of how long a call took; `alone` without the wait for its arguments, if that is known."""
         self._in_a_row = self._in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
+        alone = seconds if alone is None else alone
+        self._alone_in_a_row = self._alone_in_a_row + 1 if alone < _CHEAP_SECONDS else 0
+        self._is_known = True
 
     @property
     def is_shown(self) -> bool:
-        """Whether it was cheap often enough."""
+        """Whether it was cheap often enough for its caller."""
         return self._in_a_row >= _CHEAP_IN_A_ROW
+
+    @property
+    def is_shown_alone(self) -> bool:
+        """Whether it was often enough for whoever waits for it, and so for its arguments, anyway."""
+        return self._alone_in_a_row >= _CHEAP_IN_A_ROW
+
+    @property
+    def may_be_cheap(self) -> bool:
+        """Whether it is worth while to tell how long it takes alone."""
+        return self._alone_in_a_row > 0 or not self._is_known

@@ -166,7 +166,7 @@ class SpecializationForPrograms(Specialization):
         """
 
         def submit(*leaves: Any) -> Sequence[jax.Array]:
-            if is_made_if_brief and self._is_brief():
+            if is_made_if_brief and self._cheapness.is_shown and self._is_brief():
                 results = self._run_at_once(leaves, site)
                 if results is not None:
                     return results
@@ -214,4 +214,6 @@ class SpecializationForPrograms(Specialization):
         """Whether whoever waits for a call had better run it: it takes less than to have another thread do so."""
         if self._ahead is not None:  # these run beside the caller
             return False
-        return self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown
+        return (
+            self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown_alone
+        )

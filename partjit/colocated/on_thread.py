@@ -1,5 +1,6 @@
 """How the calls of a specialization run on threads: what they take along from their callers, and their results."""
 
+import contextlib
 import contextvars
 import functools
 import time
@@ -8,10 +9,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from partjit._jax.arrays import ArrayImpl, is_computed
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import are_positional
+from partjit.colocated.cheapness import Cheapness
 from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import Site
@@ -39,18 +42,16 @@ class OnThread:
     Args:
         target: the function.
         tree: the structure of its arguments.
-        measured: gets the seconds that the function took; None if nobody wants to know.
+        cheapness: hears how long calls took; None if nobody wants to know.
     """
 
-    __slots__ = ("_is_flat", "_measured", "_target", "_tree", "name")
+    __slots__ = ("_cheapness", "_is_flat", "_target", "_tree", "name")
 
-    def __init__(
-        self, name: str, target: Callable[..., PyTree], tree: PyTreeDef, measured: Callable[[float], None] | None
-    ) -> None:
+    def __init__(self, name: str, target: Callable[..., PyTree], tree: PyTreeDef, cheapness: Cheapness | None) -> None:
         self.name = name
         self._target = target
         self._tree = tree
-        self._measured = measured
+        self._cheapness = cheapness
         self._is_flat = are_positional(tree)
 
     def prepared(
@@ -118,8 +119,8 @@ class OnThread:
     ) -> list[jax.Array]:
         if is_profiled():
             target = functools.partial(_profiled, self.name, target)
-        if self._measured is not None:
-            target = functools.partial(_measured, self._measured, target)
+        if self._cheapness is not None:
+            target = functools.partial(_measured, self._cheapness, arrays, target)
         if self._is_flat:
             returned = [target(*arrays)]
         else:
@@ -141,9 +142,16 @@ def _profiled(name: str, target: Callable[..., PyTree], *args: PyTree, **kwargs:
 
 
 def _measured(
-    measured: Callable[[float], None], target: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree
+    cheapness: Cheapness, arrays: Sequence[jax.Array], target: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree
 ) -> PyTree:
-    started = _perf_counter()
+    began = started = _perf_counter()
+    if cheapness.may_be_cheap:
+        for array in arrays:
+            if type(array) is ArrayImpl and not array.is_deleted() and not is_computed(array):
+                with contextlib.suppress(Exception):  # which the function sees
+                    array.block_until_ready()
+        started = _perf_counter()
     returned = target(*args, **kwargs)
-    measured(_perf_counter() - started)
+    ended = _perf_counter()
+    cheapness.measured(ended - began, ended - started)
     return returned

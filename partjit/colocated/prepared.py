@@ -140,8 +140,8 @@ class PreparedFunction:
             elif options.layout == "per_shard":
                 self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
             may_run_here = self._mode == "auto" and self._stream is None
-            measured = self._cheapness.measured if may_run_here else None
-            self._on_thread = OnThread(self._name, self._target, self.in_specs.tree, measured)
+            cheapness = self._cheapness if may_run_here else None
+            self._on_thread = OnThread(self._name, self._target, self.in_specs.tree, cheapness)
         elif self.out_specs is None:
             raise ValueError(
                 f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "

@@ -194,6 +194,33 @@ def test_calls_from_numbers_to_numbers_come_before_all_of_the_devices_work(mesh)
         np.testing.assert_allclose(pjit(update(rate))(w, 1), w - 0.05 * np.tanh(w), rtol=1e-6)
 
 
+def test_the_wait_for_arguments_does_not_make_it_long():
+    """Whoever waits for such a call runs it; outside of programs its caller, who need not wait, does not."""
+    rendezvous.clear()
+
+    def told(x):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        return np.float32(x)
+
+    call = colocated_python(told, arrays="numpy", out_specs=scalar)
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, x: jnp.sin(x @ x), x).sum())
+    x = jnp.ones((128, 128))
+    program = pjit(lambda x: (x + 1, call(x)))
+    for _ in range(15):
+        jax.block_until_ready(program(slow(x)))
+    rendezvous.logs["threads"].clear()
+    for _ in range(10):
+        float(program(slow(x))[1])
+    assert threading.get_ident() in rendezvous.logs["threads"], "nobody else was quicker each time"
+    eager = colocated_python(told, arrays="numpy", out_specs=scalar)
+    for _ in range(15):
+        jax.block_until_ready(eager(slow(x)))
+    rendezvous.logs["threads"].clear()
+    for _ in range(5):
+        jax.block_until_ready(eager(slow(x)))
+    assert threading.get_ident() not in rendezvous.logs["threads"]
+
+
 # Where what comes before takes little
 
 
