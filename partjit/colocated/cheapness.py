@@ -11,18 +11,17 @@ _CHEAP_IN_A_ROW = 10
 class Cheapness:
     """Whether calls of a function are so cheap that handing them to a thread costs more."""
 
-    __slots__ = ("_alone_in_a_row", "_in_a_row", "_is_known")
+    __slots__ = ("_alone_in_a_row", "_calls", "_in_a_row")
 
     def __init__(self) -> None:
-        self._in_a_row = self._alone_in_a_row = 0
-        self._is_known = False
+        self._in_a_row = self._alone_in_a_row = self._calls = 0
 
     def measured(self, seconds: float, alone: float | None = None) -> None:
         """Takes note of how long a call took; `alone` without the wait for its arguments, if that is known."""
         self._in_a_row = self._in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
         alone = seconds if alone is None else alone
         self._alone_in_a_row = self._alone_in_a_row + 1 if alone < _CHEAP_SECONDS else 0
-        self._is_known = True
+        self._calls += 1
 
     @property
     def is_shown(self) -> bool:
@@ -36,5 +35,5 @@ class Cheapness:
 
     @property
     def may_be_cheap(self) -> bool:
-        """Whether it is worth while to tell how long it takes alone."""
-        return self._alone_in_a_row > 0 or not self._is_known
+        """Whether to find out how long it takes alone: now and then also if it was long, as first calls are."""
+        return self._alone_in_a_row > 0 or self._calls & (self._calls - 1) == 0

@@ -117,13 +117,12 @@ class SpecializationForPrograms(Specialization):
             call.entering = self._history.has_nothing_ahead
         return scheduler.run_if_free(call)
 
-    def _run_at_once(self, leaves: Sequence[Any], site: Site) -> Sequence[jax.Array] | None:
+    def _run_at_once(self, leaves: Sequence[Any], site: Site, out_specs: OutSpecs) -> Sequence[jax.Array] | None:
         """Runs a brief call in this thread, with the results and failures of one on a thread, as only timing decides.
 
         None if it would have to wait for its turn, or if somebody observes or records it.
         """
-        stream, out_specs = current_stream(), self.out_specs
-        assert out_specs is not None
+        stream = current_stream()
         if not stream.is_private or stream.calls or current_calls() or PendingArray in map(type, leaves):
             return None
         if events.listeners or journal.current is not None or is_profiled():
@@ -166,13 +165,12 @@ class SpecializationForPrograms(Specialization):
         """
 
         def submit(*leaves: Any) -> Sequence[jax.Array]:
-            if is_made_if_brief and self._cheapness.is_shown and self._is_brief():
-                results = self._run_at_once(leaves, site)
+            out_specs = self.out_specs
+            if is_made_if_brief and out_specs is not None and self._cheapness.is_shown and self._is_brief(out_specs):
+                results = self._run_at_once(leaves, site, out_specs)
                 if results is not None:
                     return results
-            if not is_run_here and self._runs_simply():
-                out_specs = self.out_specs
-                assert out_specs is not None
+            if not is_run_here and out_specs is not None and self._runs_simply() and not self._is_brief(out_specs):
                 takes = self._taken_all(leaves, pinned)
                 return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
             return self._submit_for_program(leaves, pinned, site, node, is_run_here)
@@ -189,7 +187,7 @@ class SpecializationForPrograms(Specialization):
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
-        if not is_run_here and self._runs_simply():
+        if not is_run_here and self._runs_simply() and not self._is_brief(out_specs):
             return submitted_flat(self._on_thread, self._taken_all(leaves, pinned), stream, out_specs, site)
         lanes, is_nested = self._lanes(stream)
         entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
@@ -202,7 +200,7 @@ class SpecializationForPrograms(Specialization):
 
         def prepared() -> Prepared:
             made = self._prepared(self._taken_all(leaves, pinned), lanes, stream, out_specs, site, entry)
-            made.call.is_brief = self._is_brief() and bool(out_specs.leaves)
+            made.call.is_brief = self._is_brief(out_specs)
             return made
 
         if is_run_here:
@@ -210,9 +208,9 @@ class SpecializationForPrograms(Specialization):
             return ()
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 
-    def _is_brief(self) -> bool:
+    def _is_brief(self, out_specs: OutSpecs) -> bool:
         """Whether whoever waits for a call had better run it: it takes less than to have another thread do so."""
-        if self._ahead is not None:  # these run beside the caller
+        if self._ahead is not None or not out_specs.leaves:  # these run beside the caller
             return False
         return (
             self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown_alone
