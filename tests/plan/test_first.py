@@ -257,6 +257,17 @@ def test_what_calls_made_of_the_state_is_waited_for_and_the_step_is_dispatched_b
     assert by_front[-3:] == [True] * 3
 
 
+def test_it_is_waited_for_beside_an_array_that_is_passed_twice_as_well(by_front):
+    """As tied weights are, or equal numbers."""
+    call = colocated_python(_grown, arrays="numpy", out_specs=jax.ShapeDtypeStruct((), np.float32))
+    step = pjit(lambda x, y, scale, n, m: (x + y * scale + n + m, call(scale)))
+    w, scale = jnp.ones(4), jnp.float32(1)
+    for _ in range(6):
+        result, scale = step(w, w, scale, 1.0, 1.0)
+    np.testing.assert_array_equal(np.asarray(result), 35)
+    assert by_front[-3:] == [True] * 3
+
+
 def test_a_call_that_failed_is_raised_by_the_step_that_needs_its_result(by_front):
     def fails_at_8(scale):
         time.sleep(3e-4)

@@ -160,10 +160,11 @@ class Recent:
             leaves, tree = tree_flatten((args, kwargs))
         except ValueError:  # keys that do not compare
             return args, kwargs
-        pending = [i for i in self._waits.get(tree, ()) if type(leaves[i]) is PendingArray]
-        if not pending or len({*map(id, leaves)}) < len(leaves):  # the same array, maybe donated, in several places
+        pending = [i for i, leaf in enumerate(leaves) if type(leaf) is PendingArray]
+        own = {*self._waits.get(tree, ())}.intersection(pending)
+        if not own or len({id(leaves[i]) for i in pending}) < len(pending):  # it may be donated
             return args, kwargs
-        for i in pending:
+        for i in own:
             leaves[i] = leaves[i].value()
         return tree.unflatten(leaves)
 
