@@ -36,7 +36,7 @@ import numpy as np
 
 import report
 from programs import elapsed
-from situations import controls, epochs, feedback, fixed_costs, gradients, host, in_loops, in_steps, training
+from situations import controls, epochs, feedback, fixed_costs, gradients, host, in_loops, in_steps, layers, training
 from situations.ways import OURS, Place, Run, Situation
 
 Row = dict[str, Any]
@@ -98,6 +98,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "log(text, loss)": Entry(training.log_text, 50, 200),
     "log for batches of many lengths": Entry(feedback.lengths, 80, 200),
     "log of 40 metrics": Entry(training.log_metrics, 50, 100),
+    "log of each layer": Entry(layers.log_of_layers, 20, 50),
     "slow loader": Entry(training.slow_loader, 20, 50),
     "checkpoints": Entry(training.checkpoints, 20, 50),
     "loader of microbatches": Entry(gradients.microbatches, 10, 20),

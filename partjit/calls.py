@@ -19,10 +19,12 @@ __all__ = [
     "is_program_with_calls",
     "makes_calls",
     "names_of_calls",
+    "runs_code_of_others",
     "streams_of",
 ]
 
 _WITHOUT_JAXPRS = frozenset({bool, int, float, str, type(None)})
+_CODE_OF_OTHERS = frozenset({"debug_print", "ffi_call"})
 
 
 def inner_jaxprs(eqn: JaxprEqn) -> Sequence[Jaxpr]:
@@ -69,6 +71,17 @@ def chooses_whether_to_call(jaxpr: Jaxpr) -> bool:
         eqn.primitive.name == "cond" or any(map(chooses_whether_to_call, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
         if makes_calls(eqn)
+    )
+
+
+@weakref_cache
+def runs_code_of_others(jaxpr: Jaxpr) -> bool:
+    """Whether there is, at any depth, a callback of jax or a foreign function: these may wait, and may fail."""
+    return any(
+        "callback" in eqn.primitive.name
+        or eqn.primitive.name in _CODE_OF_OTHERS
+        or any(map(runs_code_of_others, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
     )
 
 

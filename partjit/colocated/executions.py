@@ -17,6 +17,7 @@ from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.emission import Execution
 from partjit.colocated.runtime.emission_on_streams import ExecutionOnStreams
+from partjit.colocated.runtime.gathered import GatheredCalls
 from partjit.colocated.runtime.numbers import Number, Numbers
 from partjit.colocated.runtime.streams import Stream, inside
 
@@ -28,7 +29,12 @@ of calls made."""
 
 
 def run_emitting(
-    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, *args: jax.Array, may_wait: bool
+    calls: Sequence[EmittedCall],
+    dispatch: Dispatch,
+    numbers: Numbers,
+    *args: jax.Array,
+    gathered: Sequence[GatheredCalls],
+    may_wait: bool,
 ) -> Sequence[jax.Array]:
     """Dispatches an executable that makes calls; they run in the place of one call.
 
@@ -37,6 +43,7 @@ def run_emitting(
         dispatch: dispatches it.
         numbers: those of its executions.
         args: its other arguments.
+        gathered: those that are handed over for several iterations at once.
         may_wait: whether the devices may run calls themselves, if that is quicker. Otherwise a thread does.
 
     Returns:
@@ -44,7 +51,7 @@ def run_emitting(
     """
     _prepare(calls)
     if len({call.specialization.own_stream() for call in calls}) > 1:
-        return _run_on_streams(calls, dispatch, numbers, args)
+        return _run_on_streams(calls, gathered, dispatch, numbers, args)
     lanes = [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
     free = [*scheduler.not_entered(lanes)]
     number = numbers.take()
@@ -55,7 +62,7 @@ def run_emitting(
             numbers.give_back(number)
 
     if len(free) < len(lanes):  # made by a call of its own stream, they are a part of that call
-        execution = _execution(calls, number)
+        execution = _execution(calls, gathered, number)
         try:
             return _dispatched(execution, dispatch, number, args)
         except BaseException:  # also where a signal handler raises on the way there
@@ -63,9 +70,11 @@ def run_emitting(
             raise
         finally:
             run_calls()
+    # Many calls at once had better run beside the iterations that follow.
+    may_wait = may_wait and not any(own.is_repeated for own in gathered)
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
-        return _run_beside_devices(calls, dispatch, numbers, number, args)
-    execution = _execution(calls, number)
+        return _run_beside_devices(calls, gathered, dispatch, numbers, number, args)
+    execution = _execution(calls, gathered, number)
     try:
         scheduler.submit(_in_place_of_all(calls, free, run_calls))
         return _dispatched(execution, dispatch, number, args)
@@ -75,12 +84,16 @@ def run_emitting(
 
 
 def _run_on_streams(
-    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, args: Sequence[jax.Array]
+    calls: Sequence[EmittedCall],
+    gathered: Sequence[GatheredCalls],
+    dispatch: Dispatch,
+    numbers: Numbers,
+    args: Sequence[jax.Array],
 ) -> Sequence[jax.Array]:
     """As `run_emitting`, where the calls are of several streams; those of each run in the place of one call in it."""
     number, running = numbers.take(), current_calls()
     streams = [call.specialization.own_stream() for call in calls]
-    execution = ExecutionOnStreams(calls, number.value, streams, running[-1] if running else None)
+    execution = ExecutionOnStreams(calls, gathered, number.value, streams, running[-1] if running else None)
     here: list[Callable[[], None]] = []
 
     def run_calls_of(stream: Stream) -> None:
@@ -179,17 +192,24 @@ def _first(calls: Sequence[EmittedCall]) -> EmittedCall:
     return calls[0] if len(calls) == 1 else max(calls, key=lambda call: len(call.specialization.lanes()))
 
 
-def _execution(calls: Sequence[EmittedCall], number: Number, caller: Caller | None = None) -> Execution:
+def _execution(
+    calls: Sequence[EmittedCall], gathered: Sequence[GatheredCalls], number: Number, caller: Caller | None = None
+) -> Execution:
     running, stream = current_calls(), calls[0].specialization.own_stream()
-    return Execution(calls, number.value, stream, running[-1] if running else None, caller)
+    return Execution(calls, gathered, number.value, stream, running[-1] if running else None, caller)
 
 
 def _run_beside_devices(
-    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, number: Number, args: Sequence[jax.Array]
+    calls: Sequence[EmittedCall],
+    gathered: Sequence[GatheredCalls],
+    dispatch: Dispatch,
+    numbers: Numbers,
+    number: Number,
+    args: Sequence[jax.Array],
 ) -> Sequence[jax.Array]:
     """Dispatches an executable whose calls threads of the devices run, and waits for its end."""
     first = _first(calls)
-    execution = _execution(calls, number, Caller(calls[0].specialization.own_stream()))
+    execution = _execution(calls, gathered, number, Caller(calls[0].specialization.own_stream()))
 
     def body() -> Sequence[jax.Array]:
         results = _dispatched(execution, dispatch, number, args)

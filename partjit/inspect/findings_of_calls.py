@@ -6,7 +6,8 @@ from partjit.colocated.devices import platforms_of
 from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.inspect.findings import Finding
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value, blocks_of
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value
+from partjit.plan.ir.walk import blocks_of
 from partjit.plan.plan import Plan
 
 __all__ = ["findings_of_calls"]

@@ -21,20 +21,10 @@ from partjit.colocated.runtime.streams import Stream
 from partjit.devices import is_over_processes
 from partjit.plan.ir.legality import check_stage
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import (
-    Block,
-    Branch,
-    Group,
-    Loop,
-    VarBlock,
-    VarLoop,
-    VarNode,
-    is_host,
-    variables,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Block, Branch, Group, Loop, VarBlock, VarLoop, VarNode
 from partjit.plan.ir.untyped import over_auto_axes
 from partjit.plan.ir.verify import verify
+from partjit.plan.ir.walk import is_host, variables, with_blocks
 from partjit.plan.passes.bind import bind
 from partjit.plan.passes.choose_emitted import Executables, can_be_answered, choose_emitted
 from partjit.plan.passes.control_flow import control_flow
@@ -257,7 +247,7 @@ def make_plan(
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
     bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
-    bound = emit(bound, mesh, on_one_cpu=executables.on_one_cpu)
+    bound = emit(bound, mesh, on_cpus=executables.wait_for_calls, on_one_cpu=executables.on_one_cpu)
     check_stage(bound.block, "bound", [*bound.constants])
     # Over several processes a move is a program of all of them.
     bound = transfers(bound, names, default, is_left_to_calls=not is_over_processes(mesh))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partjit import lazy
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Transfer, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Transfer
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.ir.walk import walk
 from partjit.plan.show.folding import shortened
 from partjit.plan.show.source import emit
 from partjit.render.numbers import counted

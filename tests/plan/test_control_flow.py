@@ -13,8 +13,9 @@ import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.ir.legality import PlanError
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop
 from partjit.plan.ir.verify import verify
+from partjit.plan.ir.walk import walk
 from partjit.plan.passes.choose_emitted import Executables
 from partjit.plan.pipeline import structured
 from tests.colocated import rendezvous

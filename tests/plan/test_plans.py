@@ -17,8 +17,9 @@ import partjit
 from partjit import P, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.ir.legality import PlanError
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer
 from partjit.plan.ir.verify import verify
+from partjit.plan.ir.walk import walk
 from partjit.plan.passes import cost
 from partjit.plan.passes.choose_emitted import Executables
 from partjit.plan.pipeline import structured

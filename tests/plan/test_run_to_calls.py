@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop
+from partjit.plan.ir.walk import walk
 from partjit.plan.passes import choose_emitted
 from tests.colocated import rendezvous
 from tests.effort import sample

@@ -21,6 +21,7 @@ from partjit._jax.arrays import is_computed
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.device_threads import keep_state
+from partjit.colocated.runtime.gathered import GatheredCalls
 from partjit.colocated.runtime.handed_over import read_only_copy
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
@@ -69,6 +70,7 @@ class Execution:
 
     Args:
         calls: the calls of the executable.
+        gathered: those of them that are handed over for several iterations at once, whose positions follow.
         number: what that gets to know the execution by.
         stream: the stream of their place.
         parent: the call that the program is a part of.
@@ -81,6 +83,7 @@ class Execution:
     def __init__(
         self,
         calls: Sequence[Emitted],
+        gathered: Sequence[GatheredCalls],
         number: int,
         stream: Stream,
         parent: Call | None,
@@ -88,6 +91,7 @@ class Execution:
     ) -> None:
         self.interrupt: BaseException | None = None
         self._calls = calls
+        self._gathered = gathered
         self._stream = stream
         self._parent = parent
         self._caller = caller
@@ -146,7 +150,7 @@ class Execution:
 
     def _take_next(self, which: int, number: int, arrays: Sequence[np.ndarray]) -> None:
         """As `_take`, from the only device, in a context of its own: most calls come in their order."""
-        if which == END or number != self._following or self._waiting:
+        if not 0 <= which < len(self._calls) or number != self._following or self._waiting:
             self._take(which, number, 0, arrays)
         else:
             self._following += 1
@@ -165,13 +169,21 @@ class Execution:
         """Takes what has arrived, and runs the calls that it was missing for."""
         if which == END:
             self._total = number
-        elif number >= self._following:
-            self._waiting.setdefault(number, (which, {}))[1][position] = shards
+        elif which < len(self._calls):
+            self._keep(which, number, position, shards)
+        else:
+            for call, its_number, own in self._gathered[which - len(self._calls)].taken_apart(number, shards):
+                self._keep(call, its_number, position, own)
         while self._following in self._waiting:
             which, found = self._waiting[self._following]
             if not self._calls[which].positions <= found.keys():
                 break
             self._run(which, found)
+
+    def _keep(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
+        """Keeps what a device has handed over for a call that has not been run."""
+        if number >= self._following:
+            self._waiting.setdefault(number, (which, {}))[1][position] = shards
 
     def _run(self, which: int, found: Mapping[int, Sequence[np.ndarray]]) -> None:
         """Runs the call that is next, with what each device has handed over for it."""

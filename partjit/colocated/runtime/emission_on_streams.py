@@ -11,6 +11,7 @@ import numpy as np
 
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.emission import PATIENCE, Emitted, Execution
+from partjit.colocated.runtime.gathered import GatheredCalls
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["ExecutionOnStreams"]
@@ -21,13 +22,21 @@ class ExecutionOnStreams(Execution):
 
     Args:
         calls: the calls of the executable.
+        gathered: those of them that are handed over for several iterations at once.
         number: what that gets to know the execution by.
         streams: the stream of each of these calls.
         parent: the call that the program is a part of.
     """
 
-    def __init__(self, calls: Sequence[Emitted], number: int, streams: Sequence[Stream], parent: Call | None) -> None:
-        super().__init__(calls, number, streams[0], parent)
+    def __init__(
+        self,
+        calls: Sequence[Emitted],
+        gathered: Sequence[GatheredCalls],
+        number: int,
+        streams: Sequence[Stream],
+        parent: Call | None,
+    ) -> None:
+        super().__init__(calls, gathered, number, streams[0], parent)
         self._streams = streams
         # To the thread of each stream: the number of a call in the execution, which it is, and what was handed over;
         # None at the end.

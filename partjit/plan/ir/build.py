@@ -14,19 +14,8 @@ from partjit._jax.meshes import without_mesh
 from partjit._jax.sources import nested_source_info
 from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
-from partjit.plan.ir.nodes import (
-    Block,
-    Branch,
-    ColocatedCall,
-    Equation,
-    Forward,
-    Loop,
-    VarBlock,
-    VarLoop,
-    VarNode,
-    variables,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Equation, Forward, Loop, VarBlock, VarLoop, VarNode
+from partjit.plan.ir.walk import variables, with_blocks
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from partjit._jax.effects import without_axes
-from partjit.plan.ir.nodes import AnyNode, ColocatedCall, Equation, blocks_of
+from partjit.plan.ir.nodes import AnyNode, ColocatedCall, Equation
+from partjit.plan.ir.walk import blocks_of
 
 __all__ = ["Order", "orders_of"]
 

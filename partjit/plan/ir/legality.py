@@ -24,8 +24,8 @@ from partjit.plan.ir.nodes import (
     Loop,
     Transfer,
     Value,
-    blocks_of,
 )
+from partjit.plan.ir.walk import blocks_of
 
 __all__ = ["STAGES", "PlanError", "Stage", "check_stage", "faults_of", "refuse", "verifies_passes"]
 

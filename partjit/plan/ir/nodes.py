@@ -6,8 +6,8 @@ blocks of their own, whose inputs are what is given to them: while these are var
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -36,11 +36,6 @@ __all__ = [
     "VarBranch",
     "VarLoop",
     "VarNode",
-    "blocks_of",
-    "is_host",
-    "variables",
-    "walk",
-    "with_blocks",
 ]
 
 R = TypeVar("R", covariant=True)  # what nodes read: atoms of jax, then values
@@ -142,6 +137,7 @@ class Fragment(Generic[R, D]):
         donated: for each input whether the executable may reuse its memory.
         nodes: what it is made of, if there are calls among them: it makes these as it runs. Its jaxpr then takes the
             number of the execution before the inputs, and gives the number of calls made before the outputs.
+        calls: these calls, also those in loops and branches.
         by_one_device: whether the host computes it, of what are numbers, or the first device of the mesh alone does.
     """
 
@@ -151,13 +147,9 @@ class Fragment(Generic[R, D]):
     cost: float
     donated: tuple[bool, ...] = ()
     nodes: tuple["Node", ...] = ()
+    calls: "tuple[ColocatedCall[Value, Value], ...]" = ()
     name: str = ""
     by_one_device: bool = False
-
-    @property
-    def calls(self) -> "tuple[ColocatedCall[Value, Value], ...]":
-        """The calls that its executable makes."""
-        return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
 
     @property
     def waits_for_calls(self) -> bool:
@@ -189,6 +181,7 @@ class ColocatedCall(Generic[R, D]):
             results and failures are those of a call on a thread.
         is_emitted: whether an executable makes it as it runs.
         is_answered: whether that executable waits for it, so that the thread of a device runs it.
+        at_once: the arguments of how many iterations of its loop the executable hands over at once.
         pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
         distinct: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
         site: file, line and function of the call in the user's code.
@@ -203,6 +196,7 @@ class ColocatedCall(Generic[R, D]):
     is_before_inline: bool = False
     is_emitted: bool = False
     is_answered: bool = False
+    at_once: int = 1
     pinned: tuple[bool, ...] = ()
     distinct: tuple[int, ...] = ()
     site: tuple[str, int, str] = ("<unknown>", 0, "")
@@ -215,7 +209,8 @@ class ColocatedCall(Generic[R, D]):
         if self.is_answered:
             return f"in its executable, {stream}"
         if self.is_emitted:
-            return f"as its executable runs, {stream}"
+            many = f", {self.at_once} iterations at once" if self.at_once > 1 else ""
+            return f"as its executable runs{many}, {stream}"
         return f"inline, {stream}" if self.is_inline or self.is_before_inline else f"on a thread, {stream}"
 
 
@@ -356,44 +351,3 @@ VarBlock: TypeAlias = Block[VarNode, Atom, Var]
 VarLoop: TypeAlias = Loop[Atom, Var]
 VarBranch: TypeAlias = Branch[Atom, Var]
 ValueBlock: TypeAlias = Block[Node, Value, Value]
-
-
-def variables(atoms: Iterable[Atom]) -> list[Var]:
-    """The variables among variables and literals."""
-    return [atom for atom in atoms if isinstance(atom, Var)]
-
-
-def is_host(node: AnyNode) -> bool:
-    """Whether the host makes or drives it: a call, or a loop or branch with calls."""
-    return isinstance(node, ColocatedCall | Loop | Branch)
-
-
-def blocks_of(node: AnyNode) -> Sequence[Block]:
-    """The blocks of a loop or branch; none for other nodes."""
-    return node.blocks if isinstance(node, Loop | Branch) else ()
-
-
-LoopOrBranch = TypeVar("LoopOrBranch", bound=Loop | Branch)
-
-
-def with_blocks(node: LoopOrBranch, blocks: Iterable[Block], **changes: Any) -> LoopOrBranch:
-    """A loop or branch with other blocks, and with other changes."""
-    blocks = tuple(blocks)
-    own = {"block": blocks[0]} if isinstance(node, Loop) else {"blocks": blocks}
-    return dataclasses.replace(node, **own, **changes)
-
-
-def walk(nodes: Iterable[N], *, into_fragments: bool = False) -> Iterator[N]:
-    """All nodes, those in loops and branches among them, each after the node that contains it.
-
-    Args:
-        nodes: the nodes.
-        into_fragments: whether those that fragments with calls are made of are among them as well.
-    """
-    for node in nodes:
-        yield node
-        if isinstance(node, Loop | Branch):
-            for block in node.blocks:
-                yield from walk(block.nodes, into_fragments=into_fragments)
-        elif into_fragments and isinstance(node, Fragment):
-            yield from walk(cast(Iterable[N], node.nodes), into_fragments=True)

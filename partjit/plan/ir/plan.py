@@ -12,7 +12,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Node, Transfer, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Node, Transfer, Value
+from partjit.plan.ir.walk import walk
 
 __all__ = ["Counted", "PlanData"]
 

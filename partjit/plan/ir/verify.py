@@ -22,10 +22,9 @@ from partjit.plan.ir.nodes import (
     Transfer,
     Value,
     VarBlock,
-    blocks_of,
-    walk,
 )
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.primitive import sharding_constraint_p
 
 __all__ = ["verify"]

@@ -23,11 +23,8 @@ from partjit.plan.ir.nodes import (
     ValueBlock,
     VarBlock,
     VarNode,
-    is_host,
-    variables,
-    walk,
-    with_blocks,
 )
+from partjit.plan.ir.walk import is_host, variables, walk, with_blocks
 from partjit.plan.passes.fragments import replicated
 
 __all__ = ["Bound", "bind", "captured_by"]

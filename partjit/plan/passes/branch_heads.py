@@ -14,7 +14,8 @@ from jax.extend.core import Var, jaxpr_as_fun
 
 from partjit._jax.jaxprs import new_var
 from partjit.plan.ir.build import jaxpr_of
-from partjit.plan.ir.nodes import Block, VarBlock, VarBranch, variables, with_blocks
+from partjit.plan.ir.nodes import Block, VarBlock, VarBranch
+from partjit.plan.ir.walk import variables, with_blocks
 from partjit.plan.passes.cost import amortizes_a_dispatch
 from partjit.plan.passes.cut import head_of
 

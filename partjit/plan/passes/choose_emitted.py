@@ -21,21 +21,8 @@ from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
 from partjit.devices import platform_of
 from partjit.mesh import auto_twin, is_abstract_mesh
 from partjit.plan.ir.calls import orders_of
-from partjit.plan.ir.nodes import (
-    AnyNode,
-    Branch,
-    ColocatedCall,
-    Equation,
-    Loop,
-    VarBlock,
-    VarBranch,
-    VarLoop,
-    VarNode,
-    blocks_of,
-    is_host,
-    variables,
-    walk,
-)
+from partjit.plan.ir.nodes import AnyNode, Branch, ColocatedCall, Equation, Loop, VarBlock, VarBranch, VarLoop, VarNode
+from partjit.plan.ir.walk import blocks_of, is_host, variables, walk
 from partjit.plan.passes.cost import amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 

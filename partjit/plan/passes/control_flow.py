@@ -23,7 +23,8 @@ from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, t
 from partjit._jax.rules import with_values_of_refs
 from partjit.calls import makes_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
-from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop, variables
+from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop
+from partjit.plan.ir.walk import variables
 from partjit.primitive import keep_where
 from partjit.spec import ParsedPartitionSpec
 

@@ -16,16 +16,8 @@ from typing import Any
 from jax.extend.core import Var
 
 from partjit.plan.ir.calls import Order, orders_of
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Equation,
-    Forward,
-    Group,
-    VarBlock,
-    VarNode,
-    is_host,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Equation, Forward, Group, VarBlock, VarNode
+from partjit.plan.ir.walk import is_host
 from partjit.plan.passes.cost import amortizes_a_brief_call, amortizes_a_dispatch, amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
 from partjit.plan.passes.postpone import postponed

@@ -7,17 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from jax.core import ShapedArray
 
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Fragment,
-    Loop,
-    Node,
-    Value,
-    ValueBlock,
-    blocks_of,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
+from partjit.plan.ir.walk import blocks_of, with_blocks
 from partjit.primitive import keep_where
 
 __all__ = ["donations", "kept_by_branches", "may_release", "shared_by_branches"]

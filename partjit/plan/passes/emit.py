@@ -20,21 +20,12 @@ from partjit.colocated.ir.emission import emit_answered, emit_call, emit_end
 from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
 from partjit.colocated.runtime.streams import Stream
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Fragment,
-    Loop,
-    Node,
-    Value,
-    ValueBlock,
-    blocks_of,
-    walk,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
+from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
 from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
 from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
+from partjit.plan.passes.gather import Gatherings, State, calls_at_once, cost_of_nodes
 
 __all__ = ["emit", "handed_over", "returned"]
 
@@ -47,10 +38,12 @@ class _Devices(NamedTuple):
 
     Attributes:
         meet: whether several would meet for calls, which are in no loop or branch.
+        are_cpus: whether all are CPUs.
         are_one_cpu: whether there is one only, a CPU.
     """
 
     meet: bool
+    are_cpus: bool
     are_one_cpu: bool
 
 
@@ -58,19 +51,18 @@ _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """The number of the execution and how many calls there were, in one array; and values."""
 
 
-def emit(bound: Bound, mesh: Mesh, *, on_one_cpu: bool) -> Bound:
+def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool) -> Bound:
     """Makes fragments of what was chosen in a program, and of the fragments next to it.
 
     Args:
         bound: the program.
         mesh: its mesh, maybe empty.
-        on_one_cpu: whether it runs on a single device, a CPU.
+        on_cpus, on_one_cpu: whether it runs on CPUs only, and on a single device besides.
     """
     if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
-    return dataclasses.replace(
-        bound, block=_emitted(bound.block, bound.constants, mesh, _Devices(mesh.size > 1, on_one_cpu))
-    )
+    devices = _Devices(mesh.size > 1, on_cpus, on_one_cpu)
+    return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh, devices))
 
 
 def _is_chosen(node: Node) -> bool:
@@ -109,7 +101,7 @@ def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh
             continue
         after = block.nodes[position[run[-1]] + 1 :]
         needed = {*block.outputs, *(value for node in after for value in node.inputs)}
-        made = _fragment(run, needed, constants, mesh, kind[0])
+        made = _fragment(run, needed, constants, mesh, devices, waits=kind[0])
         names.update((node.name, made.name) for node in run)
         nodes.append(made)
     pairs = ((names.get(a, a), names.get(b, b)) for a, b in block.order)
@@ -185,7 +177,13 @@ def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, 
 
 
 def _fragment(
-    nodes: Sequence[Node], needed: Collection[Value], constants: Mapping[Value, ArrayLike], mesh: Mesh, waits: bool
+    nodes: Sequence[Node],
+    needed: Collection[Value],
+    constants: Mapping[Value, ArrayLike],
+    mesh: Mesh,
+    devices: _Devices,
+    *,
+    waits: bool,
 ) -> Fragment[Value, Value]:
     """The fragment that nodes become which follow each other.
 
@@ -194,9 +192,10 @@ def _fragment(
         needed: what is read after them.
         constants: the values that never change.
         mesh: the mesh, maybe empty.
+        devices: those of the program.
         waits: whether it waits for its calls.
     """
-    nodes = [_with_emitted_calls(node, waits) for node in nodes]
+    nodes = [_with_emitted_calls(node, waits, devices) for node in nodes]
     own = {value for node in nodes for value in node.outputs}
     inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own | constants.keys())
     outputs = tuple(value for node in nodes for value in node.outputs if value in needed)
@@ -206,7 +205,7 @@ def _fragment(
     own_constants = {value: constant for value, constant in constants.items() if value in read}
 
     def program(execution: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        writer = _Writer(calls, mesh)
+        writer = _Writer(nodes, calls, mesh)
         env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in own_constants.items()}
         env.update(zip(inputs, arrays, strict=True))
         numbers = writer.run(nodes, env, jnp.stack([execution, jnp.int32(0)]))
@@ -217,28 +216,23 @@ def _fragment(
     with without_mesh():
         jaxpr = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((), jnp.int32), *map(_struct_of, inputs))
     name = next(node.name for node in nodes if not isinstance(node, Fragment))
-    cost = sum(map(_cost, nodes))
-    return Fragment(jaxpr, tuple(inputs), outputs, cost, (False,) * len(inputs), tuple(nodes), name)
+    cost = cost_of_nodes(nodes)
+    kept = (False,) * len(inputs)
+    return Fragment(jaxpr, tuple(inputs), outputs, cost, kept, tuple(nodes), tuple(calls), name)
 
 
-def _with_emitted_calls(node: Node, waits: bool) -> Node:
+def _with_emitted_calls(node: Node, waits: bool, devices: _Devices, at_once: int = 1) -> Node:
     if isinstance(node, ColocatedCall):
-        return dataclasses.replace(node, is_emitted=True, is_answered=waits)
+        return dataclasses.replace(node, is_emitted=True, is_answered=waits, at_once=at_once)
     if not isinstance(node, Loop | Branch):
         return node
-    nodes = [[_with_emitted_calls(inner, waits) for inner in block.nodes] for block in node.blocks]
+    many = calls_at_once(node, on_cpu=devices.are_cpus) if isinstance(node, Loop) and not waits else 1
+    nodes = [[_with_emitted_calls(inner, waits, devices, many) for inner in block.nodes] for block in node.blocks]
     return with_blocks(node, [dataclasses.replace(b, nodes=tuple(n)) for b, n in zip(node.blocks, nodes, strict=True)])
 
 
 def _struct_of(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype, weak_type=value.aval.weak_type)
-
-
-def _cost(node: Node) -> float:
-    if isinstance(node, Fragment):
-        return node.cost
-    times = (node.trip_count or 1) if isinstance(node, Loop) else 1
-    return times * sum(_cost(inner) for block in blocks_of(node) for inner in block.nodes)
 
 
 def handed_over(call: ColocatedCall[Value, Value], mesh: Mesh) -> HandedOver:
@@ -255,12 +249,14 @@ class _Writer:
     """Nodes as operations on the devices, in a function being traced.
 
     Args:
-        calls: all calls of the executable.
+        nodes: what the executable is made of.
+        calls: all calls among them.
         mesh: the mesh, maybe empty.
     """
 
-    def __init__(self, calls: Sequence[ColocatedCall[Value, Value]], mesh: Mesh) -> None:
+    def __init__(self, nodes: Sequence[Node], calls: Sequence[ColocatedCall[Value, Value]], mesh: Mesh) -> None:
         self._position = {call: k for k, call in enumerate(calls)}
+        self._gatherings = Gatherings(nodes, mesh, len(calls))
         self._mesh = mesh
 
     def run(self, nodes: Sequence[Node], env: dict[Value, jax.Array], numbers: jax.Array) -> jax.Array:
@@ -278,6 +274,8 @@ class _Writer:
             if isinstance(node, Fragment):
                 results: Sequence[jax.Array] = jaxpr_as_fun(node.jaxpr)(*(env[value] for value in node.inputs))
             elif isinstance(node, ColocatedCall):
+                if node.at_once > 1:
+                    continue  # the loop hands it over
                 numbers, results = self._call(node, [env[value] for value in node.inputs], numbers)
             elif isinstance(node, Loop):
                 numbers, results = self._loop(node, env, numbers)
@@ -303,14 +301,26 @@ class _Writer:
         return numbers, [inside[value] for value in block.outputs]
 
     def _loop(self, loop: Loop[Value, Value], env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:
-        def iteration(state: _State) -> _State:
-            numbers, carried = state
-            return self._block(loop.block, {**env, **dict(zip(loop.outputs, carried, strict=True))}, numbers)
+        gathering, which = self._gatherings.of(loop) or (None, 0)
 
-        state: _State = numbers, [env[value] for value in loop.initial]
+        def iteration(state: tuple[_State, State | None]) -> tuple[_State, State | None]:
+            (numbers, carried), gathered = state
+            inside = {**env, **dict(zip(loop.outputs, carried, strict=True))}
+            numbers = self.run(loop.block.nodes, inside, numbers)
+            if gathering is not None and gathered is not None:
+                gathered, numbers = gathering.add(gathered, inside, numbers, which)
+            return (numbers, [inside[value] for value in loop.block.outputs]), gathered
+
+        gathered = None if gathering is None else gathering.nothing()
+        state: tuple[_State, State | None] = (numbers, [env[value] for value in loop.initial]), gathered
         if loop.trip_count is None:
-            return jax.lax.while_loop(lambda state: state[1][0], iteration, state)
-        return jax.lax.fori_loop(0, loop.trip_count, lambda _, state: iteration(state), state)
+            state = jax.lax.while_loop(lambda state: state[0][1][0], iteration, state)
+        else:
+            state = jax.lax.fori_loop(0, loop.trip_count, lambda _, state: iteration(state), state)
+        (numbers, carried), gathered = state
+        if gathering is not None and gathered is not None:
+            numbers = gathering.hand_over(gathered, env, numbers, which)
+        return numbers, carried
 
     def _branch(self, branch: Branch[Value, Value], env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:
         def way(block: ValueBlock) -> Callable[[jax.Array], _State]:

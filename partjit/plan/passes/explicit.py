@@ -12,7 +12,8 @@ from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
 from partjit.devices import devices_of, has_devices_of
 from partjit.errors import ShardingError
 from partjit.plan.ir.build import Builder, rebuilt
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, VarBlock, VarLoop, VarNode, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, VarBlock, VarLoop, VarNode
+from partjit.plan.ir.walk import walk
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["check_devices", "explicit", "is_replicated_stack", "results_of_hosts"]

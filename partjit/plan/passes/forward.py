@@ -9,7 +9,8 @@ from jax.sharding import Sharding
 
 from partjit._jax.jaxprs import new_var
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
-from partjit.plan.ir.nodes import AnyNode, Block, Branch, Forward, Loop, VarBlock, is_host, variables
+from partjit.plan.ir.nodes import AnyNode, Block, Branch, Forward, Loop, VarBlock
+from partjit.plan.ir.walk import is_host, variables
 from partjit.plan.passes.explicit import is_replicated_stack, results_of_hosts
 
 __all__ = ["Kind", "forward"]

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
 from partjit._jax.shardings import MaybeSharding, or_none, or_unspecified
 from partjit.plan.ir.build import read, reading
-from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, Value, VarBlock, VarNode, variables
+from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, Value, VarBlock, VarNode
+from partjit.plan.ir.walk import variables
 
 __all__ = ["fragments", "replicated", "shardings_of_fragment"]
 

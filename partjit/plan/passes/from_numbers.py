@@ -17,8 +17,9 @@ from jax.extend.core import Literal, Var
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of
 from partjit.plan.ir.integers import is_computed_by_host
-from partjit.plan.ir.nodes import Branch, Equation, VarBlock, VarNode, variables
+from partjit.plan.ir.nodes import Branch, Equation, VarBlock, VarNode
 from partjit.plan.ir.plan import Counted
+from partjit.plan.ir.walk import variables
 
 __all__ = ["Numbers", "counted", "counters_among", "operations_on_numbers", "with_own_predicates"]
 

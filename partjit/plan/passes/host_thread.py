@@ -6,7 +6,8 @@ takes longer than to run a small one. And it makes calls that are brief.
 
 from collections.abc import Iterator, Sequence
 
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value
+from partjit.plan.ir.walk import walk
 from partjit.plan.passes import cost
 
 __all__ = ["is_for_host_thread", "makes_brief_calls"]

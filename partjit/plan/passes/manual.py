@@ -23,7 +23,8 @@ from partjit._jax.sources import at_site, nested_source_info
 from partjit.calls import inner_jaxprs, makes_calls, names_of_calls
 from partjit.colocated.ir.shard_map import called_for_each_shard
 from partjit.plan.ir.build import Builder, copied, live
-from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, VarBlock, VarNode, is_host, variables
+from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, VarBlock, VarNode
+from partjit.plan.ir.walk import is_host, variables
 from partjit.plan.passes.cut import grouped
 from partjit.plan.passes.forms import REPLICATED, Form
 

@@ -9,7 +9,8 @@ from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding
 
 from partjit.plan.ir.build import Builder, with_loops
-from partjit.plan.ir.nodes import Loop, VarBlock, VarLoop, is_host, variables
+from partjit.plan.ir.nodes import Loop, VarBlock, VarLoop
+from partjit.plan.ir.walk import is_host, variables
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["own_initial_values", "reshard_initial_values"]

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.jaxprs import Atom
 from partjit.colocated.runtime.shards import sharding_as_arguments
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, VarBlock, VarNode, with_blocks
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, VarBlock, VarNode
+from partjit.plan.ir.walk import with_blocks
 from partjit.plan.passes.fragments import replicated
 
 __all__ = ["own_shards"]

@@ -7,7 +7,8 @@ it away.
 import dataclasses
 from collections.abc import Collection, Iterator
 
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, Node, Transfer, Value, ValueBlock, walk, with_blocks
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, Node, Transfer, Value, ValueBlock
+from partjit.plan.ir.walk import walk, with_blocks
 
 __all__ = ["pin"]
 

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jax.extend.core import Var
 
-from partjit.plan.ir.nodes import ColocatedCall, Group, VarNode, is_host, variables
+from partjit.plan.ir.nodes import ColocatedCall, Group, VarNode
+from partjit.plan.ir.walk import is_host, variables
 
 __all__ = ["postponed"]
 

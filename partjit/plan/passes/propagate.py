@@ -26,7 +26,8 @@ from partjit.colocated.ir.lowering import opaque_calls
 from partjit.devices import check_needs_no_devices, has_devices_of, incompatible_devices
 from partjit.mesh import is_abstract_mesh
 from partjit.plan.ir.build import jaxpr_of
-from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
+from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock
+from partjit.plan.ir.walk import variables
 from partjit.plan.passes.explicit import results_of_hosts
 from partjit.xla_rewrites import rewrite
 

@@ -17,7 +17,8 @@ from jax.extend.core import jaxpr_as_fun
 
 from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit.plan.ir.build import Builder, jaxpr_of, with_loops
-from partjit.plan.ir.nodes import Block, VarBlock, VarLoop, variables
+from partjit.plan.ir.nodes import Block, VarBlock, VarLoop
+from partjit.plan.ir.walk import variables
 from partjit.plan.passes.cost import amortizes_a_dispatch
 from partjit.plan.passes.counting import carrying, counted
 from partjit.plan.passes.cut import head_of

@@ -22,7 +22,8 @@ from jax.extend.core import Var, jaxpr_as_fun
 
 from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit.plan.ir.build import Builder, jaxpr_of, reading, with_loops
-from partjit.plan.ir.nodes import Block, Branch, Equation, VarBlock, VarBranch, VarLoop, is_host, variables
+from partjit.plan.ir.nodes import Block, Branch, Equation, VarBlock, VarBranch, VarLoop
+from partjit.plan.ir.walk import is_host, variables
 from partjit.plan.passes.branch_heads import Heads, heads_of
 from partjit.plan.passes.counting import carrying, counted
 

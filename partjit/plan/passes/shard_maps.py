@@ -14,7 +14,8 @@ from partjit.devices import devices_of, has_devices_of
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
 from partjit.plan.ir.build import Builder, expanded, live
-from partjit.plan.ir.nodes import Equation, VarBlock, VarNode, variables
+from partjit.plan.ir.nodes import Equation, VarBlock, VarNode
+from partjit.plan.ir.walk import variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 from partjit.plan.passes.forms import REPLICATED, Form
 from partjit.plan.passes.manual import Body

@@ -11,18 +11,8 @@ from jax.sharding import Sharding
 
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Fragment,
-    Loop,
-    Node,
-    Transfer,
-    Value,
-    ValueBlock,
-    walk,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, ValueBlock
+from partjit.plan.ir.walk import walk, with_blocks
 from partjit.plan.passes.bind import Bound, captured_by
 
 __all__ = ["transfers"]

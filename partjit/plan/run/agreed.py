@@ -19,7 +19,8 @@ from partjit._jax.sources import at_site
 from partjit._jax.types import Device
 from partjit.colocated.agreement.program import Agreement, Decider
 from partjit.colocated.agreement.setup import agreement_of
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, blocks_of, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 
 __all__ = ["agreement_for", "failing_everywhere", "moving_with_all"]

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from partjit.plan.ir.nodes import Fragment, Value, blocks_of, walk
+from partjit.plan.ir.nodes import Fragment, Value
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 
 __all__ = ["zeros_of"]

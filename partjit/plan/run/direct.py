@@ -17,7 +17,8 @@ from jax.sharding import Sharding
 from partjit._jax.arrays import is_laid_out_as_numpy, numpy_putter
 from partjit._jax.shardings import device_list
 from partjit.colocated.runtime.host_values import LARGE
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Value, blocks_of, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Value
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 
 __all__ = ["LeftToDispatch", "left_to_dispatch"]

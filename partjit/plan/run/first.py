@@ -14,8 +14,9 @@ import jax
 from partjit._jax.dispatch import FastPath, fast_path_then
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.runtime.host_values import Destination
-from partjit.plan.ir.nodes import Fragment, blocks_of, walk
+from partjit.plan.ir.nodes import Fragment
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 from partjit.plan.run.direct import LeftToDispatch
 from partjit.plan.run.so_far import keep_results

@@ -47,9 +47,11 @@ from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.integers import computed_by_host
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, blocks_of, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
+from partjit.plan.passes.gather import gathered_calls
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
@@ -149,7 +151,9 @@ def link(
             )
             for call in lowered.fragment.calls
         ]
-        makes = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
+        gathered = gathered_calls(lowered.fragment, plan.mesh)
+        emitting = partial(run_emitting, gathered=gathered, may_wait=may_wait)
+        makes = run_answering if lowered.fragment.waits_for_calls else emitting
         run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
         if lowered.fragment.by_one_device:
             on_device = partial(_by_one_device, dispatch)

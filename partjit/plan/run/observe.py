@@ -17,7 +17,8 @@ from partjit import events
 from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.observation import node_of_program
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
+from partjit.plan.ir.walk import walk
 from partjit.plan.plan import Plan
 from partjit.primitive import keep_where
 

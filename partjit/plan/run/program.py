@@ -25,7 +25,8 @@ from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.devices import ids_of
 from partjit.placement import is_placed
-from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value, blocks_of, walk
+from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from partjit.plan.ir.integers import computed_by_host
 from partjit.plan.ir.names import spelled
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.ir.walk import walk
 from partjit.render.numbers import counted
 
 __all__ = ["emit", "names_of_results", "pending_in_iterations", "said_of_fragment", "waits"]

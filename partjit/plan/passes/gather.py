@@ -1,0 +1,222 @@
+"""Calls in loops of executables: the devices hand over the arguments of several iterations at once.
+
+To call Python takes a device longer than a small iteration. So the arguments are written to stacks, which are handed
+over when they are full, and at the end of the loop. The calls are made as before, each with its own, only later: by no
+more than the devices take for a few small iterations.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from partjit.calls import runs_code_of_others
+from partjit.colocated.ir.emission import emit_call
+from partjit.colocated.runtime.gathered import GatheredCall, GatheredCalls
+from partjit.colocated.runtime.handed_over import HandedOver
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value
+from partjit.plan.ir.walk import blocks_of, walk
+
+__all__ = ["Gathering", "Gatherings", "State", "calls_at_once", "cost_of_nodes", "gathered_calls"]
+
+MOST_ITERATIONS = 32
+"""Whose calls are handed over at once: more saves next to nothing."""
+
+MOST_WORK = 1e7
+"""Elementary operations, after which whoever watches the calls wants to see one: a CPU takes milliseconds for them."""
+
+MOST_BYTES = 2**18
+"""Of what is handed over at once. To hand over more takes longer than to call Python."""
+
+
+def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
+    """How many iterations of a loop of the devices hand over the arguments of their calls at once; 1 if each its own.
+
+    Args:
+        loop: the loop, whose calls nobody waits for.
+        on_cpu: whether it runs on CPUs. Others finish in each iteration what comes before a condition.
+    """
+    own = [node for node in loop.block.nodes if isinstance(node, ColocatedCall)]
+    inside = [*walk(loop.block.nodes)]
+    if not own or len(own) < sum(isinstance(node, ColocatedCall) for node in inside):
+        return 1
+    # Code that waits for a call, that fails, or that prints, is to find those made that come before it.
+    if any(isinstance(node, Fragment) and runs_code_of_others(node.jaxpr.jaxpr) for node in inside):
+        return 1
+    stacked, _ = _operands(loop, own)
+    most = min(
+        MOST_ITERATIONS,
+        MOST_WORK // max(cost_of_nodes(loop.block.nodes), 1),
+        MOST_BYTES // max(sum(value.nbytes for value in stacked), 1),
+        MOST_ITERATIONS if loop.trip_count is None else loop.trip_count,
+    )
+    if not on_cpu and loop.trip_count != most:
+        return 1
+    return max(int(most), 1)
+
+
+def cost_of_nodes(nodes: Sequence[Node]) -> float:
+    """An estimate of what nodes cost, in elementary operations; a loop that may end at any time has one iteration."""
+    return sum(map(_cost, nodes))
+
+
+def _cost(node: Node) -> float:
+    if isinstance(node, Fragment):
+        return node.cost
+    times = (node.trip_count or 1) if isinstance(node, Loop) else 1
+    return times * sum(cost_of_nodes(block.nodes) for block in blocks_of(node))
+
+
+def _operands(
+    loop: Loop[Value, Value], calls: Sequence[ColocatedCall[Value, Value]]
+) -> tuple[Sequence[Value], Sequence[Value]]:
+    """What calls get that may differ between iterations, and what may not."""
+    changing = {*loop.outputs, *(value for node in loop.block.nodes for value in node.outputs)}
+    given = [*dict.fromkeys(value for call in calls for value in call.inputs)]
+    return [value for value in given if value in changing], [value for value in given if value not in changing]
+
+
+State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
+"""How many iterations the stacks have something of, and the stacks."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gathering:
+    """The calls of a loop whose arguments are handed over at once.
+
+    Attributes:
+        loop: the loop.
+        mesh: the mesh, maybe empty.
+    """
+
+    loop: Loop[Value, Value]
+    mesh: Mesh
+    calls: Sequence[ColocatedCall[Value, Value]] = dataclasses.field(init=False)
+    iterations: int = dataclasses.field(init=False)
+    stacked: Sequence[Value] = dataclasses.field(init=False)
+    others: Sequence[Value] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        calls = [node for node in self.loop.block.nodes if isinstance(node, ColocatedCall)]
+        stacked, others = _operands(self.loop, calls)
+        own = {"calls": calls, "iterations": calls[0].at_once, "stacked": stacked, "others": others}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def handed_over(self) -> HandedOver:
+        """Which devices hand over what."""
+        shardings = [value.sharding for value in (*self.stacked, *self.others)]
+        stacks = [value.aval.update(shape=(self.iterations, *value.aval.shape)) for value in self.stacked]
+        avals = [ShapedArray((), jnp.dtype(jnp.int32)), *stacks, *(value.aval for value in self.others)]
+        of_stacks = [_stacked(sharding) for sharding in shardings[: len(stacks)]]
+        return HandedOver.of(avals, [None, *of_stacks, *shardings[len(stacks) :]], self.mesh)
+
+    def taken_apart(self, position: Mapping[ColocatedCall[Value, Value], int]) -> GatheredCalls:
+        """What the host makes of it, given the position of each call among those of the executable."""
+        operand = {value: k for k, value in enumerate((*self.stacked, *self.others))}
+        calls = [GatheredCall(position[call], tuple(operand[v] for v in call.inputs)) for call in self.calls]
+        return GatheredCalls(tuple(calls), len(self.stacked), self._is_repeated)
+
+    # The rest writes operations, in a function being traced.
+
+    def nothing(self) -> State:
+        """The state before the loop."""
+        stacks = [jnp.zeros((self.iterations, *value.aval.shape), value.aval.dtype) for value in self.stacked]
+        return jnp.int32(0), [*map(self._constrained, self.stacked, stacks)]
+
+    def add(
+        self, state: State, env: Mapping[Value, jax.Array], numbers: jax.Array, which: int
+    ) -> tuple[State, jax.Array]:
+        """Adds what the calls of an iteration get, and hands all over when the stacks are full.
+
+        Args:
+            state: the state so far.
+            env: the values in the iteration.
+            numbers: those of the execution and of the next call in it.
+            which: the position of these calls, as the executable knows it.
+
+        Returns:
+            The state and the numbers after it.
+        """
+        count, stacks = state
+        stacks = [
+            self._constrained(value, jax.lax.dynamic_update_index_in_dim(stack, env[value], count, 0))
+            for value, stack in zip(self.stacked, stacks, strict=True)
+        ]
+        count += 1
+        if not self._is_repeated:
+            return (count, stacks), numbers
+
+        def emit() -> tuple[jax.Array, jax.Array]:
+            return jnp.int32(0), self.hand_over((count, stacks), env, numbers, which)
+
+        count, numbers = jax.lax.cond(count == self.iterations, emit, lambda: (count, numbers))
+        return (count, stacks), numbers
+
+    def hand_over(self, state: State, env: Mapping[Value, jax.Array], numbers: jax.Array, which: int) -> jax.Array:
+        """Hands over what has been added since it was last handed over; arguments as of `add`.
+
+        Returns:
+            The numbers after it.
+        """
+        count, stacks = state
+        emit_call(numbers, [count, *stacks, *(env[value] for value in self.others)], self.handed_over, which)
+        return numbers + jnp.stack([jnp.int32(0), count * len(self.calls)])
+
+    @property
+    def _is_repeated(self) -> bool:
+        return self.loop.trip_count != self.iterations
+
+    def _constrained(self, value: Value, stack: jax.Array) -> jax.Array:
+        sharding = _stacked(value.sharding)
+        return stack if sharding is None or self.mesh.size <= 1 else jax.lax.with_sharding_constraint(stack, sharding)
+
+
+class Gatherings:
+    """The gathered calls of an executable.
+
+    Args:
+        nodes: what it is made of.
+        mesh: the mesh, maybe empty.
+        number_of_calls: how many calls it has.
+    """
+
+    def __init__(self, nodes: Sequence[Node], mesh: Mesh, number_of_calls: int) -> None:
+        self._all = [Gathering(loop, mesh) for loop in _loops_with_gathered_calls(nodes)]
+        self._first = number_of_calls
+
+    def __iter__(self) -> Iterator[Gathering]:
+        return iter(self._all)
+
+    def of(self, loop: Loop[Value, Value]) -> tuple[Gathering, int] | None:
+        """That of a loop and its position, as the executable knows it: after those of all calls."""
+        found = ((own, self._first + k) for k, own in enumerate(self._all) if own.loop is loop)
+        return next(found, None)
+
+
+def gathered_calls(fragment: Fragment[Value, Value], mesh: Mesh) -> Sequence[GatheredCalls]:
+    """Those of a fragment, in the order of their positions, as the executable knows these: after those of all calls."""
+    position = {call: k for k, call in enumerate(fragment.calls)}
+    return [own.taken_apart(position) for own in Gatherings(fragment.nodes, mesh, len(position))]
+
+
+def _loops_with_gathered_calls(nodes: Sequence[Node]) -> Iterator[Loop[Value, Value]]:
+    for node in walk(nodes):
+        if isinstance(node, Loop) and any(
+            isinstance(inner, ColocatedCall) and inner.at_once > 1 for inner in node.block.nodes
+        ):
+            yield node
+
+
+def _stacked(sharding: object) -> NamedSharding | None:
+    """The sharding of a stack of values that are sharded so."""
+    return (
+        NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+        if isinstance(sharding, NamedSharding)
+        else None
+    )

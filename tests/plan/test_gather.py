@@ -1,0 +1,150 @@
+"""Calls in loops of executables, whose arguments are handed over for several iterations at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python
+from partjit.plan.passes import gather
+from tests.colocated import rendezvous
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+AT_ONCE = 4
+OPTIONS = {"as it is": {}, "numpy": {"arrays": "numpy"}, "on a thread of the devices": {"uses_jax": False}}
+
+
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch):
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", AT_ONCE)
+
+
+def noted(name, stream=None, **options):
+    """A function that notes the values that it is called with."""
+
+    def note(*args):
+        rendezvous.logs[name].append(tuple(np.asarray(x).tolist() for x in args))
+
+    return colocated_python(note, out_specs_fn=lambda *_: None, stream=stream, **options)
+
+
+def while_loop(count, body, x):
+    return lax.while_loop(lambda s: s[0] < count, lambda s: (s[0] + 1, body(s[0], s[1])), (jnp.int32(0), x))[1]
+
+
+LOOPS = {"fori": lambda count, body, x: lax.fori_loop(0, count, body, x), "while": while_loop}
+
+
+def at_once(plan):
+    return [call.at_once for call in plan.calls]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 11])
+def test_each_call_gets_what_is_its_own_in_order(kind, count, devices):
+    """Two calls on a stream and one on another, of the iteration, of sharded arrays, and of what never changes."""
+    options = OPTIONS[[*OPTIONS][count % len(OPTIONS)]]
+    one, two, other = noted("log", "a", **options), noted("log", "a", **options), noted("other", "b", **options)
+
+    def body(i, x):
+        one(i, x.sum())
+        other(i > 1, i)
+        two(i, x, w, jnp.float32(0.5))
+        return x * 2
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("x",))
+    x = jax.device_put(np.arange(1, 9, dtype=np.float32), jax.NamedSharding(mesh, P("x")))
+    w = np.arange(3, dtype=np.int32)
+    program = pjit(lambda x: LOOPS[kind](count, body, x))
+    many = AT_ONCE if kind == "while" else min(count, AT_ONCE)
+    assert at_once(program.plan(x)) == [many] * 3
+    values = [np.arange(1, 9) * 2.0**i for i in range(count)]
+    log = [call for i, x in enumerate(values) for call in ((i, x.sum()), (i, x.tolist(), w.tolist(), 0.5))]
+    for _ in range(2):
+        rendezvous.clear()
+        np.testing.assert_array_equal(program(x), np.arange(1, 9) * 2.0**count)
+        colocated.wait()
+        assert rendezvous.logs["log"] == log
+        assert rendezvous.logs["other"] == [(i > 1, i) for i in range(count)]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_loop_in_a_loop_and_calls_around_are_in_order(options):
+    """Of the outer loop, whose iterations have others' calls in between, each call is handed over alone."""
+    log = noted("log", "a", **OPTIONS[options])
+
+    def outer(i, x):
+        log(i)
+        return lax.fori_loop(0, 6, lambda j, x: (log(10 * i + j), x + 1)[1], x)
+
+    def body(x):
+        x = lax.fori_loop(0, 3, outer, x)
+        log(-1)
+        return lax.fori_loop(0, 5, lambda i, x: (log(-i), x)[1], x)
+
+    program = pjit(body)
+    made = [call for i in range(3) for call in (i, *(10 * i + j for j in range(6)))] + [-1, *(-i for i in range(5))]
+    for _ in range(3):  # then the functions that use no jax are known to be quick
+        rendezvous.clear()
+        assert program(jnp.float32(0)) == 18
+        colocated.wait()
+        assert rendezvous.logs["log"] == [(call,) for call in made]
+    assert sorted(at_once(program.plan(jnp.float32(0)))) == [1, 1, AT_ONCE, AT_ONCE]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_those_after_one_that_fails_are_made(options):
+    def fail(i):
+        if int(i) in (2, 6):
+            raise ValueError(f"{int(i)} is wrong")
+        rendezvous.logs["log"].append(int(i))
+
+    log = colocated_python(fail, stream="a", out_specs_fn=lambda *_: None, **OPTIONS[options])
+    program = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: (log(i), x + 1)[1], x))
+    for _ in range(3):
+        rendezvous.clear()
+        program(jnp.ones(8))
+        with pytest.raises(ValueError, match=r"2 is wrong\n(.*\n)*.*ValueError: 6 is wrong"):
+            colocated.wait()
+        assert rendezvous.logs["log"] == [0, 1, 3, 4, 5, 7, 8]
+
+
+def test_an_array_that_a_function_keeps_stays_as_it_is():
+    kept = rendezvous.logs["kept"]
+    keep = colocated_python(
+        lambda x: rendezvous.logs["kept"].append(x), stream="a", arrays="numpy", out_specs_fn=lambda x: None
+    )
+    program = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: (keep(x), x + 1)[1], x))
+    for k in range(2):
+        program(jnp.full(3, 10.0 * k))
+    colocated.wait()
+    assert [x.tolist() for x in kept] == [[10.0 * k + i] * 3 for k in range(2) for i in range(9)]
+    assert not any(x.flags.writeable for x in kept)
+
+
+def test_the_plan_says_how_many_at_once():
+    log = noted("log", "a")
+    plan = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: (log(i), x + 1)[1], x)).plan(jnp.ones(8))
+    assert "as its executable runs, 4 iterations at once, stream a" in plan._repr_html_()
+
+
+APART = {
+    "much work": lambda log, i, x: (log(i), jnp.sum(jnp.zeros((8, 2**18)) + x[:, None], 1))[1],
+    "large arguments": lambda log, i, x: (log(jnp.tile(x, 2**13) + i), x)[1],
+    "in a branch": lambda log, i, x: (lax.cond(i > 3, log, lambda i: None, i), x)[1],
+    "beside a call in a branch": lambda log, i, x: (log(i), lax.cond(i > 3, log, lambda i: None, i), x)[2],
+    "beside a callback": lambda log, i, x: (log(i), x + jax.pure_callback(np.float32, jnp.float32(0), i))[1],
+    "beside a print": lambda log, i, x: (log(i), jax.debug.print("{}", i), x)[2],
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_each_is_handed_over_at_once_where_one_could_wait_for_it(case):
+    """Whoever watches sees what long iterations do, and code of others finds the calls made that come before it."""
+    log = noted("log", "a")
+    plan = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: APART[case](log, i, x), x)).plan(jnp.ones(8))
+    assert set(at_once(plan)) == {1}
