@@ -1,12 +1,14 @@
 """jax's C++ dispatch: functions that run a compiled program without a Python frame."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import jax
-from jax._src import api_util, config, pjit, tree_util
+from jax._src import api_util, config, dispatch, pjit, tree_util
 from jax._src.api_util import InternalFloatingPointError
+from jax._src.array import ArrayImpl
 from jax._src.interpreters import pxla
 from jax._src.interpreters.pxla import MeshExecutable
 from jax._src.interpreters.pxla import MeshExecutableFastpathData as FastPath
@@ -23,12 +25,14 @@ __all__ = [
     "FastPath",
     "InternalFloatingPointError",
     "PjitFunction",
+    "check_results",
     "fast_path_data",
     "fast_path_then",
     "is_profiled",
     "make_cpp_function",
     "recheck_for_nans",
     "results_are_checked",
+    "results_unchecked",
     "set_function_for_nans",
 ]
 
@@ -111,6 +115,26 @@ def fast_path_then(data: FastPath, is_given: Sequence[bool], then: Callable[...,
 def results_are_checked() -> bool:
     """Whether results are checked for NaNs or infinities: finding where they come from needs all arguments again."""
     return config.debug_nans.value or config.debug_infs.value
+
+
+@contextlib.contextmanager
+def results_unchecked() -> Iterator[None]:
+    """A context in which results are not checked for NaNs or infinities."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+def check_results(results: Sequence[jax.Array], name: str) -> None:
+    """Checks results for NaNs or infinities, as far as the user wants that.
+
+    Raises:
+        FloatingPointError: there is one; it says that `name` made it.
+    """
+    try:
+        for array in results:
+            dispatch.check_special_array(name, cast(ArrayImpl, array))
+    except InternalFloatingPointError as error:
+        raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None
 
 
 def set_function_for_nans(function: PjitFunction, fun: Callable[..., PyTree] | None, name: str) -> None:

@@ -213,7 +213,10 @@ class EmittedCall:
 
     def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None:
         """Runs the function, with what each device has handed over."""
-        arrays = self.handed_over.arrays(handed_over)
+        self.run_with(stream, parent, self.handed_over.arrays(handed_over))
+
+    def run_with(self, stream: Stream, parent: Call | None, arrays: Sequence[np.ndarray]) -> None:
+        """Runs the function, with all arguments."""
         run = self.specialization.run_emitted
         contextvars.copy_context().run(run, arrays, stream, self.site, self.node, parent)
 

@@ -1,13 +1,17 @@
 """Executions of executables that make calls: how these take their place in the order of calls."""
 
+import contextlib
 import contextvars
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import jax
+import numpy as np
 
 from partjit._jax.callbacks import raise_of_xla
+from partjit._jax.dispatch import check_results, results_are_checked, results_unchecked
 from partjit._jax.refusal import leave_refusal
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import EmittedCall
@@ -21,7 +25,7 @@ from partjit.colocated.runtime.gathered import GatheredCalls
 from partjit.colocated.runtime.numbers import Number, Numbers
 from partjit.colocated.runtime.streams import Stream, inside
 
-__all__ = ["run_answering", "run_emitting"]
+__all__ = ["run_answering", "run_emitting", "run_gathering"]
 
 Dispatch: TypeAlias = Callable[..., Sequence[jax.Array]]
 """Dispatches an executable, given the number of the execution and the other arguments; the first result is the number
@@ -139,6 +143,62 @@ def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: C
         run()
 
     return first.specialization.in_place_of_all(first.site, lanes, body)
+
+
+def run_gathering(
+    calls: Sequence[EmittedCall],
+    gathered: Sequence[GatheredCalls],
+    dispatch: Callable[..., Sequence[jax.Array]],
+    name: str,
+    *args: jax.Array,
+) -> Sequence[jax.Array]:
+    """Dispatches an executable that returns what its calls get; they run in the place of one call in each stream.
+
+    Args:
+        calls: its calls; those of each stream are of one object at most, which has no calls on another one.
+        gathered: which of its first results each of them gets, in their order.
+        dispatch: dispatches it.
+        name: its name.
+        args: its arguments.
+
+    Returns:
+        The other results.
+
+    Raises:
+        FloatingPointError: one of them has a NaN or infinity, and the user wants to know. The calls are made.
+    """
+    _prepare(calls)
+    is_checked = results_are_checked()
+    with results_unchecked() if is_checked else contextlib.nullcontext():
+        results = dispatch(*args)
+    ends = [*itertools.accumulate(own.stacks + own.others for own in gathered)]
+    parts = [results[start:end] for start, end in itertools.pairwise([0, *ends])]
+    streams, running = [call.specialization.own_stream() for call in calls], current_calls()
+    parent = running[-1] if running else None
+
+    def run_calls_of(stream: Stream) -> None:
+        for own, part in zip(gathered, parts, strict=True):
+            try:
+                values = [*map(np.asarray, part)]
+            except Exception:  # the executable has failed, which its other results show
+                return
+            for which, _, arrays in own.each(values):
+                if streams[which] is stream:
+                    calls[which].run_with(stream, parent, arrays)
+
+    for stream in dict.fromkeys(streams):
+        own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
+        lanes = [*dict.fromkeys(lane for call in own for lane in call.specialization.lanes())]
+        free = [*scheduler.not_entered(lanes)]
+        run = partial(run_calls_of, stream)
+        if len(free) < len(lanes):  # made by a call of this stream, they are a part of that call
+            run()
+        else:
+            scheduler.submit(_in_place_of_all(own, free, run))
+    others = results[ends[-1] :]
+    if is_checked:
+        check_results(others, name)
+    return others
 
 
 def run_answering(

@@ -152,11 +152,10 @@ def fragments_of(plan: Plan) -> tuple[Unit, ...]:
         Unit(
             fragment.name,
             fragment.jaxpr,
-            shardings_of_fragment(fragment, fragment.inputs, plan.mesh),
-            shardings_of_fragment(fragment, fragment.outputs, plan.mesh),
+            *shardings_of_fragment(fragment, plan.mesh),
             plan.mesh,
             (*("execution" for _ in range(fragment.numbers)), *(value.name for value in fragment.inputs)),
-            (*("calls" for _ in range(fragment.numbers)), *(value.name for value in fragment.outputs)),
+            (*("calls" for _ in range(fragment.results_before)), *(value.name for value in fragment.outputs)),
             times,
         )
         for fragment, times in _with_times(plan.nodes, 1)

@@ -181,6 +181,8 @@ class RandomProgram:
     without_jax: bool
     turns: tuple[int, int]
     devices: int
+    at_once: int
+    work_until_return: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,6 +420,8 @@ def random_programs(
         without_jax,
         (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
         draw(st.sampled_from([8, 8, 1])),
+        draw(st.sampled_from([32, 2, 1])),
+        draw(st.sampled_from([1e8, 0.0])),
     )
 
 

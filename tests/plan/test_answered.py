@@ -17,7 +17,7 @@ from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class, emitted
 from partjit.colocated.runtime import answering
 from partjit.plan.ir.nodes import ColocatedCall, Fragment
-from partjit.plan.passes import choose_emitted, cost
+from partjit.plan.passes import choose_emitted, cost, gather
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -559,6 +559,7 @@ def test_a_recording_has_every_call_and_where_it_comes_from():
 @pytest.mark.parametrize("spec", [None, P(), P("x")])
 def test_quick_calls_run_in_threads_of_the_devices(mesh, spec, monkeypatch):
     """In their order, and with failures as those of other calls without results; of two calls in an iteration too."""
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
     monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 5)
     monkeypatch.setattr(emitted, "_QUICK_SECONDS", 1.0)
 
@@ -596,6 +597,7 @@ def test_quick_calls_run_in_threads_of_the_devices(mesh, spec, monkeypatch):
 
 
 def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
     monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
     monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.05)
 
@@ -616,6 +618,7 @@ def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
 
 
 def test_a_single_call_that_is_a_little_late_leaves_the_others_where_they_are(monkeypatch):
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
     monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
     monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.05)
 

@@ -18,7 +18,7 @@ from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import emission, host_values
 from partjit.inspect import explain
 from partjit.plan.ir.nodes import Branch, Fragment, Loop
-from partjit.plan.passes import choose_emitted, emit
+from partjit.plan.passes import choose_emitted, emit, gather
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -44,6 +44,12 @@ def fail_at_three(i):
 
 def logger(function=note, **options):
     return colocated_python(function, out_specs_fn=nothing, **options)
+
+
+@pytest.fixture(autouse=True)
+def each_alone(monkeypatch):
+    """Each iteration hands over the arguments of its calls; what it costs less is for `test_gather`."""
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
 
 
 def emits(plan):

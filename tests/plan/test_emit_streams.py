@@ -12,9 +12,16 @@ from jax import lax
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.plan.ir.nodes import Fragment
+from partjit.plan.passes import gather
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
+
+
+@pytest.fixture(autouse=True)
+def each_alone(monkeypatch):
+    """Each iteration hands over the arguments of its calls; what it costs less is for `test_gather`."""
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
 
 
 def emits(plan):

@@ -14,12 +14,26 @@ from tests.colocated import rendezvous
 pytestmark = pytest.mark.usefixtures("meeting")
 
 AT_ONCE = 4
+WAYS = {"returned": 1e8, "handed over": 0}
+"""How the host gets the arguments of a loop that has no more iterations than are handed over at once."""
+
 OPTIONS = {"as it is": {}, "numpy": {"arrays": "numpy"}, "on a thread of the devices": {"uses_jax": False}}
 
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch):
     monkeypatch.setattr(gather, "MOST_ITERATIONS", AT_ONCE)
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    monkeypatch.setattr(gather, "MOST_WORK_UNTIL_RETURN", WAYS[request.param])
+    return request.param
+
+
+def returns(plan):
+    """Whether executables return what their calls get."""
+    return any(fragment.gathered for fragment in plan.fragments)
 
 
 def noted(name, stream=None, **options):
@@ -44,9 +58,10 @@ def at_once(plan):
 
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 11])
-def test_each_call_gets_what_is_its_own_in_order(kind, count, devices):
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11])
+def test_each_call_gets_what_is_its_own_in_order(kind, count, devices, monkeypatch):
     """Two calls on a stream and one on another, of the iteration, of sharded arrays, and of what never changes."""
+    monkeypatch.setattr(gather, "MOST_WORK_UNTIL_RETURN", 1e8 if count > 2 else 0)
     options = OPTIONS[[*OPTIONS][count % len(OPTIONS)]]
     one, two, other = noted("log", "a", **options), noted("log", "a", **options), noted("other", "b", **options)
 
@@ -62,6 +77,7 @@ def test_each_call_gets_what_is_its_own_in_order(kind, count, devices):
     program = pjit(lambda x: LOOPS[kind](count, body, x))
     many = AT_ONCE if kind == "while" else min(count, AT_ONCE)
     assert at_once(program.plan(x)) == [many] * 3
+    assert returns(program.plan(x)) == (kind == "fori" and count in (3, 4))
     values = [np.arange(1, 9) * 2.0**i for i in range(count)]
     log = [call for i, x in enumerate(values) for call in ((i, x.sum()), (i, x.tolist(), w.tolist(), 0.5))]
     for _ in range(2):
@@ -97,20 +113,75 @@ def test_a_loop_in_a_loop_and_calls_around_are_in_order(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_those_after_one_that_fails_are_made(options):
+@pytest.mark.parametrize("count", [4, 9])
+def test_those_after_one_that_fails_are_made(options, count, way):
     def fail(i):
-        if int(i) in (2, 6):
+        if int(i) in (1, 3):
             raise ValueError(f"{int(i)} is wrong")
         rendezvous.logs["log"].append(int(i))
 
     log = colocated_python(fail, stream="a", out_specs_fn=lambda *_: None, **OPTIONS[options])
-    program = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: (log(i), x + 1)[1], x))
+    program = pjit(lambda x: lax.fori_loop(0, count, lambda i, x: (log(i), x + 1)[1], x))
+    assert returns(program.plan(jnp.ones(8))) == (way == "returned" and count == AT_ONCE)
     for _ in range(3):
         rendezvous.clear()
         program(jnp.ones(8))
-        with pytest.raises(ValueError, match=r"2 is wrong\n(.*\n)*.*ValueError: 6 is wrong"):
+        with pytest.raises(ValueError, match=r"1 is wrong\n(.*\n)*.*ValueError: 3 is wrong"):
             colocated.wait()
-        assert rendezvous.logs["log"] == [0, 1, 3, 4, 5, 7, 8]
+        assert rendezvous.logs["log"] == [i for i in range(count) if i not in (1, 3)]
+
+
+def test_loops_that_follow_each_other_are_one_executable_that_returns_what_their_calls_get(way):
+    """The arguments that all iterations share among them are those of the program, and what is computed before."""
+    log, other = noted("log", "a"), noted("other", None, arrays="numpy")
+
+    def body(x):
+        y = x * 2
+        x = lax.fori_loop(0, 3, lambda i, x: (log(i, y), other(x), x + 1)[2], x)
+        return lax.fori_loop(0, 2, lambda i, x: (log(-i, x), x + 1)[1], x) * 10
+
+    program = pjit(body, donate_argnums=0)
+    plan = program.plan(jnp.float32(5))
+    assert returns(plan) == (way == "returned")
+    assert len(plan.fragments) == 1
+    for _ in range(2):
+        rendezvous.clear()
+        assert program(jnp.float32(5)) == 100
+        colocated.wait()
+        assert rendezvous.logs["log"] == [(0, 10), (1, 10), (2, 10), (0, 8), (-1, 9)]
+        assert rendezvous.logs["other"] == [(5,), (6,), (7,)]
+
+
+def test_calls_of_a_program_in_a_call_of_their_stream_are_a_part_of_it(way):
+    log = noted("log", "a")
+    program = pjit(lambda x: lax.fori_loop(0, 3, lambda i, x: (log(i), x + 1)[1], x))
+
+    def calling(x):
+        result = program(x)
+        rendezvous.logs["log"].append("in the call")
+        return result
+
+    outer = colocated_python(calling, stream="a", out_specs_fn=lambda x: x)
+    assert outer(jnp.float32(0)) == 3
+    assert rendezvous.logs["log"] == [(0,), (1,), (2,), "in the call"]
+
+
+def test_they_take_their_place_among_calls_of_their_stream(way):
+    """Those of an execution wait for an earlier call, and a later call for them, though what they get is there."""
+    log = noted("log", "a")
+    slow = colocated_python(
+        lambda x: (rendezvous.hear("may go on"), rendezvous.logs["log"].append("slow"))[1],
+        stream="a",
+        out_specs_fn=lambda x: None,
+    )
+    program = pjit(lambda x: lax.fori_loop(0, 3, lambda i, x: (log(i), x + 1)[1], x))
+    slow(jnp.float32(0))
+    jax.block_until_ready(program(jnp.float32(0)))
+    log(jnp.int32(-1))
+    assert rendezvous.logs["log"] == []
+    rendezvous.say("may go on")
+    colocated.wait()
+    assert rendezvous.logs["log"] == ["slow", (0,), (1,), (2,), (-1,)]
 
 
 def test_an_array_that_a_function_keeps_stays_as_it_is():

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit
-from partjit.plan.passes import choose_emitted, cost
+from partjit.plan.passes import choose_emitted, cost, gather
 from partjit.plan.passes.fragments import replicated
 from partjit.plan.run.direct import left_to_dispatch
 from tests.census import of_its_own, saw, sees
@@ -61,6 +61,8 @@ def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(cost, "WORTH_LEAVING", program.worth_a_dispatch)
     monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
     monkeypatch.setattr(cost, "RUN_AT_ONCE", program.worth_a_dispatch if program.emits else 0)
+    monkeypatch.setattr(gather, "MOST_ITERATIONS", program.at_once)
+    monkeypatch.setattr(gather, "MOST_WORK_UNTIL_RETURN", program.work_until_return)
     for limit in ("FOR_HOST_THREAD", "FOR_HOST_THREAD_IN_LOOPS"):
         monkeypatch.setattr(cost, limit, np.inf)
     return pjit(
@@ -183,6 +185,8 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
         plan, same = (one.plan(*arguments(mesh, 0)) for one in (function, equal))
     assert plan.source == same.source, "the same program has the same plan"
     saw("a call that its executable waits for", when=any(call.is_answered for call in plan.calls))
+    saw("calls of several iterations at once", when=any(call.at_once > 1 for call in plan.calls))
+    saw("an executable that returns what its calls get", when=any(fragment.gathered for fragment in plan.fragments))
     saw("executables in the caller's thread", when=plan.in_host_thread)
     default = replicated(mesh)
     left = left_to_dispatch(plan, default, True, lambda value: value.sharding or default)

@@ -31,12 +31,16 @@ class GatheredCalls:
 
     Attributes:
         calls: these.
-        stacks: how many operands have a row for each iteration. They come first; the others are the same in all.
+        iterations: how many iterations are handed over at once.
+        stacks: how many operands have a row for each iteration. They come first.
+        others: how many operands are the same in all.
         is_repeated: whether a loop may have more iterations than are handed over at once.
     """
 
     calls: tuple[GatheredCall, ...]
+    iterations: int
     stacks: int
+    others: int
     is_repeated: bool
 
     def taken_apart(self, number: int, operands: Sequence[np.ndarray]) -> Iterator[_OfACall]:
@@ -52,3 +56,7 @@ class GatheredCalls:
             for call in self.calls:
                 yield call.which, number, [own[k] for k in call.arguments]
                 number += 1
+
+    def each(self, values: Sequence[np.ndarray]) -> Iterator[_OfACall]:
+        """What an executable has returned for all iterations, call by call."""
+        return self.taken_apart(0, [np.array(self.iterations), *values])

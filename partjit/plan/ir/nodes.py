@@ -138,6 +138,8 @@ class Fragment(Generic[R, D]):
         nodes: what it is made of, if there are calls among them: it makes these as it runs. Its jaxpr then takes the
             number of the execution before the inputs, and gives the number of calls made before the outputs.
         calls: these calls, also those in loops and branches.
+        gathered: what the calls get, of all iterations of their loops, if its jaxpr gives that before the outputs, and
+            takes no number: the host then makes the calls.
         by_one_device: whether the host computes it, of what are numbers, or the first device of the mesh alone does.
     """
 
@@ -148,6 +150,7 @@ class Fragment(Generic[R, D]):
     donated: tuple[bool, ...] = ()
     nodes: tuple["Node", ...] = ()
     calls: "tuple[ColocatedCall[Value, Value], ...]" = ()
+    gathered: tuple[Value, ...] = ()
     name: str = ""
     by_one_device: bool = False
 
@@ -158,8 +161,13 @@ class Fragment(Generic[R, D]):
 
     @property
     def numbers(self) -> int:
-        """How many arguments and results of its jaxpr precede its inputs and outputs: one each if it makes calls."""
-        return int(bool(self.nodes))
+        """How many arguments of its jaxpr precede its inputs: one if it makes calls as it runs."""
+        return int(bool(self.nodes) and not self.gathered)
+
+    @property
+    def results_before(self) -> int:
+        """How many results of its jaxpr precede its outputs."""
+        return len(self.gathered) or self.numbers
 
     @property
     def donated_arguments(self) -> tuple[bool, ...]:

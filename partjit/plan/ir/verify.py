@@ -63,8 +63,9 @@ def _types(plan: PlanData) -> list[str]:
     faults = []
     for node in walk(plan.nodes):
         if isinstance(node, Fragment):
-            jaxpr, first = node.jaxpr.jaxpr, node.numbers
-            expected = [*map(type_of, (*jaxpr.invars[first:], *jaxpr.outvars[first:]))]
+            jaxpr = node.jaxpr.jaxpr
+            own = *jaxpr.invars[node.numbers :], *jaxpr.outvars[node.results_before :]
+            expected = [*map(type_of, own)]
         elif isinstance(node, ColocatedCall):
             expected = [*node.callee.in_avals, *node.callee.out_avals]
         elif isinstance(node, Transfer):

@@ -25,7 +25,7 @@ from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
 from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
 from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
-from partjit.plan.passes.gather import Gatherings, State, calls_at_once, cost_of_nodes
+from partjit.plan.passes.gather import Gatherings, Stacks, calls_at_once, cost_of_nodes
 
 __all__ = ["emit", "handed_over", "returned"]
 
@@ -204,21 +204,44 @@ def _fragment(
     read.update(value for node in walk(nodes) for block in blocks_of(node) for value in block.outputs)
     own_constants = {value: constant for value, constant in constants.items() if value in read}
 
-    def program(execution: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        writer = _Writer(nodes, calls, mesh)
+    gatherings = Gatherings(nodes, mesh, len(calls))
+    returned = tuple(gatherings.returned(nodes))
+
+    def run(writer: _Writer, arrays: Sequence[jax.Array], numbers: jax.Array) -> _State:
         env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in own_constants.items()}
         env.update(zip(inputs, arrays, strict=True))
-        numbers = writer.run(nodes, env, jnp.stack([execution, jnp.int32(0)]))
+        numbers = writer.run(nodes, env, numbers)
+        return numbers, [env[value] for value in outputs]
+
+    def calling(execution: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
+        numbers, results = run(_Writer(gatherings, calls, mesh), arrays, jnp.stack([execution, jnp.int32(0)]))
         if not waits:
             emit_end(numbers, mesh)
-        return [numbers, *(env[value] for value in outputs)]
+        return [numbers, *results]
 
+    def returning(*arrays: jax.Array) -> list[jax.Array]:
+        gathered: list[jax.Array] = []
+        _, results = run(_Writer(gatherings, calls, mesh, gathered), arrays, jnp.zeros(2, jnp.int32))
+        return [*gathered, *results]
+
+    structs = [*map(_struct_of, inputs)]
     with without_mesh():
-        jaxpr = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((), jnp.int32), *map(_struct_of, inputs))
+        if returned:
+            jaxpr = jax.make_jaxpr(returning)(*structs)
+        else:
+            jaxpr = jax.make_jaxpr(calling)(jax.ShapeDtypeStruct((), jnp.int32), *structs)
     name = next(node.name for node in nodes if not isinstance(node, Fragment))
-    cost = cost_of_nodes(nodes)
-    kept = (False,) * len(inputs)
-    return Fragment(jaxpr, tuple(inputs), outputs, cost, kept, tuple(nodes), tuple(calls), name)
+    return Fragment(
+        jaxpr,
+        tuple(inputs),
+        outputs,
+        cost_of_nodes(nodes),
+        donated=(False,) * len(inputs),
+        nodes=tuple(nodes),
+        calls=tuple(calls),
+        gathered=returned,
+        name=name,
+    )
 
 
 def _with_emitted_calls(node: Node, waits: bool, devices: _Devices, at_once: int = 1) -> Node:
@@ -249,15 +272,23 @@ class _Writer:
     """Nodes as operations on the devices, in a function being traced.
 
     Args:
-        nodes: what the executable is made of.
-        calls: all calls among them.
+        gatherings: those of its calls that are handed over for several iterations at once.
+        calls: all of its calls.
         mesh: the mesh, maybe empty.
+        returned: gets what its calls get, if it does not hand that over but returns it.
     """
 
-    def __init__(self, nodes: Sequence[Node], calls: Sequence[ColocatedCall[Value, Value]], mesh: Mesh) -> None:
+    def __init__(
+        self,
+        gatherings: Gatherings,
+        calls: Sequence[ColocatedCall[Value, Value]],
+        mesh: Mesh,
+        returned: list[jax.Array] | None = None,
+    ) -> None:
+        self._gatherings = gatherings
         self._position = {call: k for k, call in enumerate(calls)}
-        self._gatherings = Gatherings(nodes, mesh, len(calls))
         self._mesh = mesh
+        self._returned = returned
 
     def run(self, nodes: Sequence[Node], env: dict[Value, jax.Array], numbers: jax.Array) -> jax.Array:
         """Runs nodes on the values of an environment, and adds theirs.
@@ -303,7 +334,7 @@ class _Writer:
     def _loop(self, loop: Loop[Value, Value], env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:
         gathering, which = self._gatherings.of(loop) or (None, 0)
 
-        def iteration(state: tuple[_State, State | None]) -> tuple[_State, State | None]:
+        def iteration(state: tuple[_State, Stacks | None]) -> tuple[_State, Stacks | None]:
             (numbers, carried), gathered = state
             inside = {**env, **dict(zip(loop.outputs, carried, strict=True))}
             numbers = self.run(loop.block.nodes, inside, numbers)
@@ -312,14 +343,18 @@ class _Writer:
             return (numbers, [inside[value] for value in loop.block.outputs]), gathered
 
         gathered = None if gathering is None else gathering.nothing()
-        state: tuple[_State, State | None] = (numbers, [env[value] for value in loop.initial]), gathered
+        state: tuple[_State, Stacks | None] = (numbers, [env[value] for value in loop.initial]), gathered
         if loop.trip_count is None:
             state = jax.lax.while_loop(lambda state: state[0][1][0], iteration, state)
         else:
             state = jax.lax.fori_loop(0, loop.trip_count, lambda _, state: iteration(state), state)
         (numbers, carried), gathered = state
-        if gathering is not None and gathered is not None:
+        if gathering is None or gathered is None:
+            return numbers, carried
+        if self._returned is None:
             numbers = gathering.hand_over(gathered, env, numbers, which)
+        else:
+            self._returned += gathering.operands(gathered, env)
         return numbers, carried
 
     def _branch(self, branch: Branch[Value, Value], env: Mapping[Value, jax.Array], numbers: jax.Array) -> _State:

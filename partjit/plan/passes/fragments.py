@@ -137,17 +137,13 @@ class _Making:
 
 
 def shardings_of_fragment(
-    fragment: Fragment[Value, Value], values: Sequence[Value], mesh: Mesh
-) -> tuple[MaybeSharding, ...]:
-    """The shardings of all arguments, or of all results, of the jaxpr of a fragment.
-
-    Args:
-        fragment: the fragment.
-        values: its inputs, or its outputs.
-        mesh: that of the program, maybe empty.
-    """
+    fragment: Fragment[Value, Value], mesh: Mesh
+) -> tuple[tuple[MaybeSharding, ...], tuple[MaybeSharding, ...]]:
+    """The shardings of all arguments and of all results of the jaxpr of a fragment, in a program on this mesh."""
     numbers = [replicated(mesh)] * fragment.numbers
-    return tuple(map(or_unspecified, [*numbers, *(value.sharding for value in values)]))
+    given, outputs = ([value.sharding for value in values] for values in (fragment.inputs, fragment.outputs))
+    before = [value.sharding for value in fragment.gathered] or numbers
+    return tuple(map(or_unspecified, [*numbers, *given])), tuple(map(or_unspecified, [*before, *outputs]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding | None:

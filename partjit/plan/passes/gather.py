@@ -21,7 +21,7 @@ from partjit.colocated.runtime.handed_over import HandedOver
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value
 from partjit.plan.ir.walk import blocks_of, walk
 
-__all__ = ["Gathering", "Gatherings", "State", "calls_at_once", "cost_of_nodes", "gathered_calls"]
+__all__ = ["Gathering", "Gatherings", "Stacks", "calls_at_once", "cost_of_nodes", "gathered_calls"]
 
 MOST_ITERATIONS = 32
 """Whose calls are handed over at once: more saves next to nothing."""
@@ -31,6 +31,9 @@ MOST_WORK = 1e7
 
 MOST_BYTES = 2**18
 """Of what is handed over at once. To hand over more takes longer than to call Python."""
+
+MOST_WORK_UNTIL_RETURN = 1e8
+"""As `MOST_WORK`, of an executable that returns what its calls get: the host makes them when all of it has run."""
 
 
 def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
@@ -80,7 +83,7 @@ def _operands(
     return [value for value in given if value in changing], [value for value in given if value not in changing]
 
 
-State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
+Stacks: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """How many iterations the stacks have something of, and the stacks."""
 
 
@@ -108,30 +111,39 @@ class Gathering:
             object.__setattr__(self, name, value)
 
     @property
+    def values(self) -> Sequence[Value]:
+        """What the executable returns, if it returns what its calls get."""
+        stacks = (Value(value.name, self._stack_of(value), _stacked(value.sharding)) for value in self.stacked)
+        return [*stacks, *self.others]
+
+    @property
     def handed_over(self) -> HandedOver:
         """Which devices hand over what."""
-        shardings = [value.sharding for value in (*self.stacked, *self.others)]
-        stacks = [value.aval.update(shape=(self.iterations, *value.aval.shape)) for value in self.stacked]
-        avals = [ShapedArray((), jnp.dtype(jnp.int32)), *stacks, *(value.aval for value in self.others)]
-        of_stacks = [_stacked(sharding) for sharding in shardings[: len(stacks)]]
-        return HandedOver.of(avals, [None, *of_stacks, *shardings[len(stacks) :]], self.mesh)
+        avals = [value.aval for value in self.values]
+        shardings = [value.sharding for value in self.values]
+        return HandedOver.of([ShapedArray((), jnp.dtype(jnp.int32)), *avals], [None, *shardings], self.mesh)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the loop may have more iterations than are handed over at once."""
+        return self.loop.trip_count != self.iterations
 
     def taken_apart(self, position: Mapping[ColocatedCall[Value, Value], int]) -> GatheredCalls:
         """What the host makes of it, given the position of each call among those of the executable."""
         operand = {value: k for k, value in enumerate((*self.stacked, *self.others))}
         calls = [GatheredCall(position[call], tuple(operand[v] for v in call.inputs)) for call in self.calls]
-        return GatheredCalls(tuple(calls), len(self.stacked), self._is_repeated)
+        return GatheredCalls(tuple(calls), self.iterations, len(self.stacked), len(self.others), self.is_repeated)
 
     # The rest writes operations, in a function being traced.
 
-    def nothing(self) -> State:
+    def nothing(self) -> Stacks:
         """The state before the loop."""
         stacks = [jnp.zeros((self.iterations, *value.aval.shape), value.aval.dtype) for value in self.stacked]
         return jnp.int32(0), [*map(self._constrained, self.stacked, stacks)]
 
     def add(
-        self, state: State, env: Mapping[Value, jax.Array], numbers: jax.Array, which: int
-    ) -> tuple[State, jax.Array]:
+        self, state: Stacks, env: Mapping[Value, jax.Array], numbers: jax.Array, which: int
+    ) -> tuple[Stacks, jax.Array]:
         """Adds what the calls of an iteration get, and hands all over when the stacks are full.
 
         Args:
@@ -149,7 +161,7 @@ class Gathering:
             for value, stack in zip(self.stacked, stacks, strict=True)
         ]
         count += 1
-        if not self._is_repeated:
+        if not self.is_repeated:
             return (count, stacks), numbers
 
         def emit() -> tuple[jax.Array, jax.Array]:
@@ -158,19 +170,23 @@ class Gathering:
         count, numbers = jax.lax.cond(count == self.iterations, emit, lambda: (count, numbers))
         return (count, stacks), numbers
 
-    def hand_over(self, state: State, env: Mapping[Value, jax.Array], numbers: jax.Array, which: int) -> jax.Array:
+    def hand_over(self, state: Stacks, env: Mapping[Value, jax.Array], numbers: jax.Array, which: int) -> jax.Array:
         """Hands over what has been added since it was last handed over; arguments as of `add`.
 
         Returns:
             The numbers after it.
         """
-        count, stacks = state
-        emit_call(numbers, [count, *stacks, *(env[value] for value in self.others)], self.handed_over, which)
+        count, _ = state
+        emit_call(numbers, [count, *self.operands(state, env)], self.handed_over, which)
         return numbers + jnp.stack([jnp.int32(0), count * len(self.calls)])
 
-    @property
-    def _is_repeated(self) -> bool:
-        return self.loop.trip_count != self.iterations
+    def operands(self, state: Stacks, env: Mapping[Value, jax.Array]) -> list[jax.Array]:
+        """What the calls get: the stacks, and what is the same in all iterations."""
+        _, stacks = state
+        return [*stacks, *(env[value] for value in self.others)]
+
+    def _stack_of(self, value: Value) -> ShapedArray:
+        return value.aval.update(shape=(self.iterations, *value.aval.shape))
 
     def _constrained(self, value: Value, stack: jax.Array) -> jax.Array:
         sharding = _stacked(value.sharding)
@@ -192,6 +208,13 @@ class Gatherings:
 
     def __iter__(self) -> Iterator[Gathering]:
         return iter(self._all)
+
+    def returned(self, nodes: Sequence[Node]) -> Sequence[Value]:
+        """What the executable returns for its calls; nothing if it makes some of them as it runs."""
+        of_loops = sum(len(own.calls) for own in self._all if own.loop in nodes and not own.is_repeated)
+        if of_loops < self._first or cost_of_nodes(nodes) > MOST_WORK_UNTIL_RETURN:
+            return ()
+        return [value for own in self._all for value in own.values]
 
     def of(self, loop: Loop[Value, Value]) -> tuple[Gathering, int] | None:
         """That of a loop and its position, as the executable knows it: after those of all calls."""

@@ -35,7 +35,7 @@ from partjit._jax.meshes import EMPTY_MESH
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
-from partjit.colocated.executions import run_answering, run_emitting
+from partjit.colocated.executions import run_answering, run_emitting, run_gathering
 from partjit.colocated.in_programs import SpecializationForPrograms
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.emission import ANSWERED, has_other_effects
@@ -82,7 +82,7 @@ class LoweredFragment:
 
 def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> LoweredFragment:
     """Lowers a fragment for arguments with the shardings of the plan."""
-    ins, outs = (shardings_of_fragment(fragment, x, plan.mesh) for x in (fragment.inputs, fragment.outputs))
+    ins, outs = shardings_of_fragment(fragment, plan.mesh)
     if fragment.by_one_device and not plan.mesh.empty:
         first, mesh = SingleDeviceSharding(plan.mesh.devices.flat[0]), EMPTY_MESH
         ins, outs = (first,) * len(ins), (first,) * len(outs)
@@ -155,6 +155,8 @@ def link(
         emitting = partial(run_emitting, gathered=gathered, may_wait=may_wait)
         makes = run_answering if lowered.fragment.waits_for_calls else emitting
         run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
+        if lowered.fragment.gathered:
+            run_fragment = partial(run_gathering, emitted, gathered, dispatch, f"{plan.name}_{lowered.fragment.name}")
         if lowered.fragment.by_one_device:
             on_device = partial(_by_one_device, dispatch)
             run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device) or on_device
