@@ -36,7 +36,19 @@ import numpy as np
 
 import report
 from programs import elapsed
-from situations import controls, epochs, feedback, fixed_costs, gradients, host, in_loops, in_steps, layers, training
+from situations import (
+    controls,
+    epochs,
+    examples,
+    feedback,
+    fixed_costs,
+    gradients,
+    host,
+    in_loops,
+    in_steps,
+    layers,
+    training,
+)
 from situations.ways import OURS, Place, Run, Situation
 
 Row = dict[str, Any]
@@ -90,6 +102,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "scipy": Entry(in_steps.from_scipy, 20, 50),
     "a number": Entry(in_steps.small_call, 50, 100),
     "a number, by a method": Entry(in_steps.small_method, 50, 100),
+    "vmap": Entry(examples.batch_of_examples, 10, 20),
     "per shard": Entry(in_steps.per_shard, 10, 20),
     "log": Entry(training.log, 50, 200),
     "log(step, loss)": Entry(training.log_with_step, 50, 200),

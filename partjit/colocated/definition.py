@@ -10,6 +10,7 @@ from partjit.colocated.options import Options
 from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.history import History
+from partjit.colocated.runtime.one_by_one import Examples
 from partjit.colocated.runtime.run_ahead import RunAhead
 
 __all__ = ["Definition", "HostFunction", "options_of_calls", "site_of_definition"]
@@ -29,6 +30,7 @@ class HostFunction:
         shows_state: whether it is the method that returns the state of the object.
         reference: how to rebuild the colocated function elsewhere if copying its callable is not enough: a function and
             its leading arguments; the callable and the options follow.
+        examples: those of the batch that it is called with; None if it gets the arguments as they are.
     """
 
     name: str
@@ -39,6 +41,7 @@ class HostFunction:
     history: History | None = None
     shows_state: bool = False
     reference: tuple[Callable[..., object], tuple[object, ...]] | None = None
+    examples: Examples | None = None
 
     @property
     def says_that_it_returns_nothing(self) -> bool:

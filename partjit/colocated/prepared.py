@@ -25,6 +25,7 @@ from partjit.colocated.runtime.host_mesh import on_host_mesh
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.in_specs import InSpecs, argument_paths
 from partjit.colocated.runtime.numpy_functions import with_numpy_arguments, without_jax
+from partjit.colocated.runtime.one_by_one import one_by_one
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -127,7 +128,8 @@ class PreparedFunction:
         if self.out_specs is not None:
             check_processes_of_results(self._name, self._devices, [spec.sharding for spec in self.out_specs.leaves])
         if self._is_here:
-            self._target = on_host_mesh(with_objects(self._function.load(), self.in_specs.tree))
+            target, examples = with_objects(self._function.load(), self.in_specs.tree), self._function.examples
+            self._target = on_host_mesh(target if examples is None else one_by_one(target, examples))
             if options.uses_jax is False:
                 self._target = without_jax(self._target, self._name)
             if options.takes_numpy:

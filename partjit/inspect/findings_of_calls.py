@@ -90,7 +90,7 @@ def _taking_turns(call: _Call, loop: Loop[Value, Value]) -> Finding:
 
 
 def _makes_one_call(loop: Loop[Value, Value]) -> bool:
-    """Whether a loop, of the user or of `jax.vmap`, does nothing but make a call with one slice after the other."""
+    """Whether a loop does nothing but make a call with one slice after the other."""
     body = loop.eqn.params.get("jaxpr")
     eqns = [] if body is None else body.jaxpr.eqns
     return loop.eqn.primitive.name == "scan" and len(eqns) == 1 and eqns[0].primitive is colocated_call_p

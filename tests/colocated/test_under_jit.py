@@ -209,8 +209,7 @@ def test_transformations_make_the_calls_of_the_function_for_each_example(name):
     for program in (jax.jit(transform(noted(logger()))), transform(jax.jit(noted(logger())))):
         for _ in range(2):
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), program(x), result(x))
-            examples = x.T.ravel().tolist()  # the outer vmap batches what the inner one has made of a call
-            assert calls() == [(each,) for each in examples] * (3 if name == "grad of scan" else 1)
+            assert calls() == [(each,) for each in x.ravel().tolist()] * (3 if name == "grad of scan" else 1)
             rendezvous.logs.clear()
 
 

@@ -67,7 +67,7 @@ WITH = {
         "let it run ahead: specialize(run_ahead=2)",
     ),
     "one by one": (
-        lambda x: jax.vmap(effect)(x) + 1,
+        lambda x: jax.lax.map(effect, x) + 1,
         "table is called for one slice after the other (8 times), and the loop does nothing else",
         "call it once with all slices: vmap_method='expand_dims' under jax.vmap, or without the loop",
     ),

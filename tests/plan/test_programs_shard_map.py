@@ -544,7 +544,7 @@ def test_under_vmap_each_shard_of_each_example_is_called_for(mesh, over, meeting
     with mesh:
         y = pjit(jax.vmap(over(lambda a: call(a) * 2, check_vma=check_vma)))(batch)
     np.testing.assert_array_equal(y, 2 * batch + 2)
-    assert [place for place, _ in seen()] == PLACES * 2
+    assert [place for place, _ in seen()] == [place for place in PLACES for _ in batch]
 
 
 def test_vmap_with_one_call_for_the_batch(mesh, over, meeting):

@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.interpreters import batching
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.rules import AxisData, moveaxis
@@ -24,7 +25,9 @@ from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.options import VmapMethod
 from partjit.colocated.runtime.in_specs import InSpecs
-from partjit.colocated.runtime.out_specs import flat_values
+from partjit.colocated.runtime.one_by_one import Examples
+from partjit.colocated.runtime.out_spec import OutSpec
+from partjit.colocated.runtime.out_specs import OutSpecs, flat_values
 from partjit.colocated.runtime.spec_structs import struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.rules.batching import insert_batch_axis
@@ -47,18 +50,32 @@ def _batch(
             f"and nothing says how: give it vmap_method=, one of {choices}, or call it outside of what is batched"
         )
     args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
-    if method == "sequential":
+    if method == "sequential" and not _is_one_call(callee, axis_data.size):
         each = _one_by_one(axis_data.size, args, batched, callee, stream)
         axes = tuple(axis_data.explicit_mesh_axis or ())
         results = [_sharded_in_front(x, axes) for x in each] if axes else each
     else:
-        size = 1 if method == "expand_dims" else axis_data.size
-        args = [
-            x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            for x, is_batched in zip(args, batched, strict=True)
-        ]
-        results = colocated_call_p.bind(*args, callee=_batched(callee, args, batched, axis_data), stream=stream)
+        if method != "sequential":
+            size = 1 if method == "expand_dims" else axis_data.size
+            args = [
+                x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+                for x, is_batched in zip(args, batched, strict=True)
+            ]
+        results = colocated_call_p.bind(*args, callee=_batched(callee, method, args, batched, axis_data), stream=stream)
     return results, [0] * len(results)
+
+
+def _is_one_call(callee: Callee, size: int) -> bool:
+    """Whether the host can go through the examples: one call that runs the function for each of them."""
+    avals = (*callee.in_avals, *callee.out_avals)
+    return (
+        size > 0
+        and callee.shards is None
+        and callee.options.layout != "per_shard"
+        and not callee.options.run_ahead
+        and all(isinstance(aval.dtype, np.dtype) for aval in avals)
+        and jax.process_count() == 1
+    )
 
 
 def _one_by_one(
@@ -100,16 +117,24 @@ def _sharded_in_front(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.sharding.reshard(x, own.update(spec=PartitionSpec(axes, *own.spec[1:])))
 
 
-def _batched(callee: Callee, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData) -> Callee:
+def _batched(
+    callee: Callee, method: VmapMethod, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData
+) -> Callee:
     axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
     in_avals = tuple(map(abstractify, args))
-    return callee.derived((*batched, axis_data.size, axes), lambda: _make(callee, in_avals, batched, axis_data))
+    return callee.derived((*batched, axis_data.size, axes), lambda: _make(callee, method, in_avals, batched, axis_data))
 
 
-def _make(callee: Callee, in_avals: tuple[ShapedArray, ...], batched: Sequence[bool], axis_data: AxisData) -> Callee:
+def _make(
+    callee: Callee,
+    method: VmapMethod,
+    in_avals: tuple[ShapedArray, ...],
+    batched: Sequence[bool],
+    axis_data: AxisData,
+) -> Callee:
     def insert(sharding: Any, is_batched: bool, what: str) -> NamedSharding | None:
-        if sharding is None:
-            return None
+        if sharding is None or (method == "sequential" and not is_batched):
+            return sharding
         spec = ParsedPartitionSpec.from_user_input(sharding, what)
         if is_batched:
             owner = f"{what} of the colocated function {callee.name}"
@@ -131,10 +156,11 @@ def _make(callee: Callee, in_avals: tuple[ShapedArray, ...], batched: Sequence[b
     in_specs = InSpecs([*map(struct_of, in_avals, in_shardings)], callee.in_tree)
     out_specs = jax.tree.unflatten(callee.out_tree, [*map(struct_of, out_avals, out_shardings)])
     function = callee.definition.function
-    if options.layout != "per_shard":  # where the specs determine the shards
+    if method == "sequential":
+        function = dataclasses.replace(function, examples=_examples(callee, batched, axis_data.size))
+    elif options.layout != "per_shard":  # where the specs determine the shards
         load = function.load.load if isinstance(function.load, _LoadBatched) else function.load
-        load = _LoadBatched(load, callee.name, str(options.vmap_method), batch)
-        function = dataclasses.replace(function, load=load)
+        function = dataclasses.replace(function, load=_LoadBatched(load, callee.name, method, batch))
     options = dataclasses.replace(
         options,
         in_specs=in_specs if options.in_specs is not None else None,
@@ -153,6 +179,13 @@ def _make(callee: Callee, in_avals: tuple[ShapedArray, ...], batched: Sequence[b
     )
 
 
+def _examples(callee: Callee, batched: Sequence[bool], size: int) -> Examples:
+    anywhere = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])  # its results are stacked by NumPy
+    out_specs = OutSpecs([OutSpec(aval, anywhere, True) for aval in callee.out_avals], callee.out_tree)
+    inner = callee.definition.function.examples
+    return Examples(size, tuple(batched), callee.in_avals, callee.in_tree, out_specs, callee.name, inner)
+
+
 @dataclasses.dataclass(frozen=True)
 class _LoadBatched:
     """The `load` of a batched function, whose results are checked to have the batch in front.
@@ -160,13 +193,13 @@ class _LoadBatched:
     Attributes:
         load: returns the user's function.
         name: its name in messages.
-        method: the `vmap_method` of its calls.
+        method: how `jax.vmap` makes its calls.
         batch: the sizes of the leading axes.
     """
 
     load: Callable[[], Callable[..., PyTree]]
     name: str
-    method: str
+    method: VmapMethod
     batch: tuple[int, ...]
 
     def __call__(self) -> Callable[..., PyTree]:

@@ -503,3 +503,63 @@ def test_a_batch_whose_sharding_contradicts_the_specs_is_named(meeting, mesh):
     with pytest.raises(ValueError, match=r"in_specs do not fit the arguments: x is float32\[3,8\] with .*'y'"):
         jax.vmap(f)(wrong)
     jax.vmap(colocated_python(lambda x: x, **like))(wrong).block_until_ready()
+
+
+# One by one, by the host
+
+
+GIVEN = {"arrays": {}, "numpy": {"arrays": "numpy"}, "no jax": {"uses_jax": False}}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_host_goes_through_the_examples_in_one_call(meeting, mesh, given, sharded):
+    """Each is given as for a single call, and its result is taken before the function uses that memory again."""
+
+    def fun(tag, x, scale):
+        kind = "jax" if isinstance(x, jax.Array) else x.flags.writeable
+        rendezvous.logs["add"].append((tag, kind, x.shape, float(scale)))
+        own = rendezvous.logs.setdefault("own", [np.empty(6, np.float32)])[0]
+        own[...] = np.asarray(x) * float(scale)
+        return {"y": own, "n": np.float32(own[0])}
+
+    spec = {"y": jax.ShapeDtypeStruct((6,), np.float32), "n": jax.ShapeDtypeStruct((), np.float32)}
+    host = colocated_python(fun, out_specs=spec, **GIVEN[given])
+    f = jax.vmap(lambda x, scale: host("tag", x, scale), (0, None))
+    x = jax.device_put(X, jax.NamedSharding(mesh, P("x" if sharded else None)))
+    for run in programs(f, mesh):
+        result = run(x, np.float32(3))
+        np.testing.assert_array_equal(result["y"], 3 * X)
+        np.testing.assert_array_equal(result["n"], 3 * X[:, 0])
+        kind = "jax" if given == "arrays" else False
+        assert seen() == [("tag", kind, (6,), 3.0)] * 4
+    with mesh:
+        (call,) = pjit(f).plan(x, np.float32(3)).calls
+    assert [aval.shape for aval in call.callee.in_avals] == [(4, 6), ()]
+
+
+def test_an_example_that_fails_is_named_and_those_after_it_are_not_made(meeting, mesh):
+    def fun(x):
+        rendezvous.logs["add"].append(float(x[0]))
+        if x[0] == X[2, 0]:
+            raise ValueError("this one")
+        return x
+
+    for run in programs(jax.vmap(colocated_python(fun, out_specs_fn=like, arrays="numpy")), mesh):
+        with pytest.raises(ValueError, match=r"this one\n.*It was called for the example 2 of 4, as jax\.vmap has it"):
+            jax.block_until_ready(run(X))
+        assert seen() == X[:3, 0].tolist()
+
+
+def test_a_wrong_result_of_an_example_is_the_error_of_a_single_call(meeting, mesh):
+    wrong = colocated_python(lambda x: np.zeros(3, np.float32), out_specs_fn=like)
+    with pytest.raises(ValueError, match=r"result is float32\[3\], but its spec says float32\[6\]"):
+        jax.block_until_ready(jax.vmap(wrong)(X))
+
+
+def test_examples_in_examples_come_in_the_order_of_both(meeting, mesh):
+    x = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    host = colocated_python(lambda x: rendezvous.logs["add"].append(float(x[0])), out_specs_fn=lambda x: None)
+    for run in programs(jax.vmap(jax.vmap(host)), mesh):
+        run(x)
+        assert seen() == x[..., 0].ravel().tolist()
