@@ -15,6 +15,7 @@ __all__ = [
     "Execution",
     "Place",
     "Scope",
+    "current_examples",
     "current_scope",
     "idempotency_key",
     "in_scope_of_caller",
@@ -85,6 +86,9 @@ class _Unrecorded:
 UNRECORDED: Scope = _Unrecorded()
 current_scope: "contextvars.ContextVar[Scope | None]" = contextvars.ContextVar("partjit_journal_scope", default=None)
 
+current_examples: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("partjit_examples", default=())
+"""Of a batch that is one call: for which example the function runs now, and of batches of batches for which of each."""
+
 
 def outside_of_calls() -> RuntimeError:
     """The error of `idempotency_key` where there is none."""
@@ -144,7 +148,7 @@ def idempotency_key() -> str:
 
     Returns:
         The journal, the number of its last commit, the program, the number of its execution since that commit, the
-        node, the iteration, the process and, in calls for one shard, its coordinates.
+        node, the iteration, the process and, in calls for one shard, its coordinates; under `jax.vmap` the example.
 
     Raises:
         RuntimeError: no call runs here that a journal records; or it runs ahead, for an execution that is not known.
@@ -166,4 +170,4 @@ def idempotency_key() -> str:
     scope = current_scope.get()
     if scope is None:
         raise outside_of_calls()
-    return scope.key()
+    return "/".join([scope.key(), *(f"example-{i}" for i in current_examples.get())])

@@ -9,6 +9,7 @@ from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.types import PyTree, PyTreeDef
+from partjit.colocated.journaling.identity import current_examples
 from partjit.colocated.runtime.host_values import Destination
 from partjit.colocated.runtime.out_specs import OutSpecs
 
@@ -62,15 +63,19 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
             for leaf, aval, is_batched in zip(leaves, examples.in_avals, examples.batched, strict=True)
         ]
         stacks = [np.empty((size, *spec.shape), spec.dtype) for spec in own.leaves]
-        for i in range(size):
-            args, kwargs = examples.in_tree.unflatten([take(i) for take in given])
-            try:
+        outside, i = current_examples.get(), 0
+        try:
+            for i in range(size):
+                current_examples.set((*outside, i))
+                args, kwargs = examples.in_tree.unflatten([take(i) for take in given])
                 result = _as_numpy(target(*args, **kwargs))
-            except Exception as error:
-                error.add_note(f"It was called for the example {i} of {size}, as jax.vmap has it")
-                raise
-            for stack, array in zip(stacks, own.fit_numpy(result, examples.name), strict=True):
-                stack[i] = array  # now: the function may use the memory of its result again
+                for stack, array in zip(stacks, own.fit_numpy(result, examples.name), strict=True):
+                    stack[i] = array  # now: the function may use the memory of its result again
+        except Exception as error:
+            error.add_note(f"It was called for the example {i} of {size}, as jax.vmap has it")
+            raise
+        finally:
+            current_examples.set(outside)
         return own.tree.unflatten(stacks)
 
     return call

@@ -406,6 +406,27 @@ def _pay(x):
 _paying = colocated_python(_pay, out_specs_fn=lambda x: x, mode="inline")
 
 
+def test_examples_of_a_batch_have_keys_of_their_own(tmp_path):
+    """Though the batch is one call, which is recorded when all of its examples are."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    batched = jax.vmap(jax.vmap(_paying))
+    keys = []
+    for run in (batched, partjit.pjit(batched)):
+        for _ in range(2):
+            seen.clear()
+            with colocated.journal(tmp_path, results=True):
+                np.testing.assert_array_equal(run(x), x)
+            keys.append([key for _, key in seen])
+            with partjit.replay(tmp_path) as replayed:
+                np.testing.assert_array_equal(run(x), x)
+                assert len(replayed.calls) == 1
+        shutil.rmtree(tmp_path)
+    assert [[key.split("/")[-2:] for key in of_run] for of_run in (keys[0], keys[2])] == [
+        [[f"example-{i}", f"example-{j}"] for i in range(2) for j in range(3)]
+    ] * 2
+    assert keys[1] == keys[3] == [], "what the record has is not made again"
+
+
 def test_a_call_that_runs_ahead_has_no_key(tmp_path):
     spec = jax.ShapeDtypeStruct((), jnp.float32)
     ahead = colocated_python(_key_ahead, out_specs=spec, run_ahead=1, devices=jax.devices())
