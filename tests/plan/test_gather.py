@@ -23,6 +23,7 @@ OPTIONS = {"as it is": {}, "numpy": {"arrays": "numpy"}, "on a thread of the dev
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch):
     monkeypatch.setattr(gather, "MOST_ITERATIONS", AT_ONCE)
+    monkeypatch.setattr(gather, "FEWEST_ITERATIONS", 2)
 
 
 @pytest.fixture(params=WAYS)
@@ -206,6 +207,7 @@ def test_the_plan_says_how_many_at_once():
 APART = {
     "much work": lambda log, i, x: (log(i), jnp.sum(jnp.zeros((8, 2**18)) + x[:, None], 1))[1],
     "large arguments": lambda log, i, x: (log(jnp.tile(x, 2**13) + i), x)[1],
+    "so few that it saves nothing": lambda log, i, x: (log(jnp.tile(x, 2**11) + i), x)[1],
     "in a branch": lambda log, i, x: (lax.cond(i > 3, log, lambda i: None, i), x)[1],
     "beside a call in a branch": lambda log, i, x: (log(i), lax.cond(i > 3, log, lambda i: None, i), x)[2],
     "beside a callback": lambda log, i, x: (log(i), x + jax.pure_callback(np.float32, jnp.float32(0), i))[1],
@@ -214,8 +216,10 @@ APART = {
 
 
 @pytest.mark.parametrize("case", APART)
-def test_each_is_handed_over_at_once_where_one_could_wait_for_it(case):
+def test_each_is_handed_over_at_once_where_one_could_wait_for_it_or_it_saves_nothing(case, monkeypatch):
     """Whoever watches sees what long iterations do, and code of others finds the calls made that come before it."""
+    if case == "so few that it saves nothing":
+        monkeypatch.undo()
     log = noted("log", "a")
     plan = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: APART[case](log, i, x), x)).plan(jnp.ones(8))
     assert set(at_once(plan)) == {1}

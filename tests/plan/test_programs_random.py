@@ -62,6 +62,7 @@ def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
     monkeypatch.setattr(cost, "RUN_AT_ONCE", program.worth_a_dispatch if program.emits else 0)
     monkeypatch.setattr(gather, "MOST_ITERATIONS", program.at_once)
+    monkeypatch.setattr(gather, "FEWEST_ITERATIONS", 2)
     monkeypatch.setattr(gather, "MOST_WORK_UNTIL_RETURN", program.work_until_return)
     for limit in ("FOR_HOST_THREAD", "FOR_HOST_THREAD_IN_LOOPS"):
         monkeypatch.setattr(cost, limit, np.inf)

@@ -26,6 +26,9 @@ __all__ = ["Gathering", "Gatherings", "Stacks", "calls_at_once", "cost_of_nodes"
 MOST_ITERATIONS = 32
 """Whose calls are handed over at once: more saves next to nothing."""
 
+FEWEST_ITERATIONS = 8
+"""Whose calls are handed over at once, unless the loop has no more: to write stacks costs as much as fewer save."""
+
 MOST_WORK = 1e7
 """Elementary operations, after which whoever watches the calls wants to see one: a CPU takes milliseconds for them."""
 
@@ -57,9 +60,9 @@ def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
         MOST_BYTES // max(sum(value.nbytes for value in stacked), 1),
         MOST_ITERATIONS if loop.trip_count is None else loop.trip_count,
     )
-    if not on_cpu and loop.trip_count != most:
+    if most < min(FEWEST_ITERATIONS, loop.trip_count or FEWEST_ITERATIONS) or not (on_cpu or loop.trip_count == most):
         return 1
-    return max(int(most), 1)
+    return int(most)
 
 
 def cost_of_nodes(nodes: Sequence[Node]) -> float:
