@@ -17,14 +17,14 @@ __all__ = [
     "has_calls",
     "inner_jaxprs",
     "is_program_with_calls",
+    "is_unpredictable",
     "makes_calls",
     "names_of_calls",
-    "runs_code_of_others",
     "streams_of",
 ]
 
 _WITHOUT_JAXPRS = frozenset({bool, int, float, str, type(None)})
-_CODE_OF_OTHERS = frozenset({"debug_print", "ffi_call"})
+_UNPREDICTABLE = frozenset({"while", "debug_print", "ffi_call"})
 
 
 def inner_jaxprs(eqn: JaxprEqn) -> Sequence[Jaxpr]:
@@ -75,12 +75,12 @@ def chooses_whether_to_call(jaxpr: Jaxpr) -> bool:
 
 
 @weakref_cache
-def runs_code_of_others(jaxpr: Jaxpr) -> bool:
-    """Whether there is, at any depth, a callback of jax or a foreign function: these may wait, and may fail."""
+def is_unpredictable(jaxpr: Jaxpr) -> bool:
+    """Whether it may take any time, or fail: there is a `while_loop`, a callback of jax or a foreign function in it."""
     return any(
         "callback" in eqn.primitive.name
-        or eqn.primitive.name in _CODE_OF_OTHERS
-        or any(map(runs_code_of_others, inner_jaxprs(eqn)))
+        or eqn.primitive.name in _UNPREDICTABLE
+        or any(map(is_unpredictable, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
 

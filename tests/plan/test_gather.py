@@ -153,6 +153,25 @@ def test_loops_that_follow_each_other_are_one_executable_that_returns_what_their
         assert rendezvous.logs["other"] == [(5,), (6,), (7,)]
 
 
+def test_calls_before_what_fails_are_made(meeting):
+    """An executable that calls other code hands over what its calls get, which it would not return if that fails."""
+
+    def broken(x):
+        raise ValueError("broken")
+
+    def body(x):
+        x = lax.fori_loop(0, 3, lambda i, x: (log(i), x + 1)[1], x)
+        return x + jax.pure_callback(broken, jax.ShapeDtypeStruct((), jnp.float32), x[0])
+
+    log = noted("log", "a")
+    program = pjit(body)
+    with pytest.raises(Exception, match="broken"):
+        jax.block_until_ready(program(jnp.ones(8)))
+    colocated.wait(timeout=60)
+    assert rendezvous.logs["log"] == [(0,), (1,), (2,)]
+    assert at_once(program.plan(jnp.ones(8))) == [3]
+
+
 def test_calls_of_a_program_in_a_call_of_their_stream_are_a_part_of_it(way):
     log = noted("log", "a")
     program = pjit(lambda x: lax.fori_loop(0, 3, lambda i, x: (log(i), x + 1)[1], x))
@@ -211,6 +230,7 @@ APART = {
     "in a branch": lambda log, i, x: (lax.cond(i > 3, log, lambda i: None, i), x)[1],
     "beside a call in a branch": lambda log, i, x: (log(i), lax.cond(i > 3, log, lambda i: None, i), x)[2],
     "beside a callback": lambda log, i, x: (log(i), x + jax.pure_callback(np.float32, jnp.float32(0), i))[1],
+    "beside a while_loop": lambda log, i, x: (log(i), lax.while_loop(lambda y: y[0] < i, jnp.exp, x))[1],
     "beside a print": lambda log, i, x: (log(i), jax.debug.print("{}", i), x)[2],
 }
 

@@ -6,7 +6,7 @@ more than the devices take for a few small iterations.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from partjit.calls import runs_code_of_others
+from partjit.calls import is_unpredictable
 from partjit.colocated.ir.emission import emit_call
 from partjit.colocated.runtime.gathered import GatheredCall, GatheredCalls
 from partjit.colocated.runtime.handed_over import HandedOver
@@ -50,8 +50,7 @@ def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
     inside = [*walk(loop.block.nodes)]
     if not own or len(own) < sum(isinstance(node, ColocatedCall) for node in inside):
         return 1
-    # Code that waits for a call, that fails, or that prints, is to find those made that come before it.
-    if any(isinstance(node, Fragment) and runs_code_of_others(node.jaxpr.jaxpr) for node in inside):
+    if _are_unpredictable(inside):
         return 1
     stacked, _ = _operands(loop, own)
     most = min(
@@ -63,6 +62,11 @@ def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
     if most < min(FEWEST_ITERATIONS, loop.trip_count or FEWEST_ITERATIONS) or not (on_cpu or loop.trip_count == most):
         return 1
     return int(most)
+
+
+def _are_unpredictable(nodes: Iterable[Node]) -> bool:
+    """Whether something takes long, waits for a call, fails or prints: it is to find those made that come before it."""
+    return any(isinstance(node, Fragment) and is_unpredictable(node.jaxpr.jaxpr) for node in nodes)
 
 
 def cost_of_nodes(nodes: Sequence[Node]) -> float:
@@ -215,7 +219,7 @@ class Gatherings:
     def returned(self, nodes: Sequence[Node]) -> Sequence[Value]:
         """What the executable returns for its calls; nothing if it makes some of them as it runs."""
         of_loops = sum(len(own.calls) for own in self._all if own.loop in nodes and not own.is_repeated)
-        if of_loops < self._first or cost_of_nodes(nodes) > MOST_WORK_UNTIL_RETURN:
+        if of_loops < self._first or cost_of_nodes(nodes) > MOST_WORK_UNTIL_RETURN or _are_unpredictable(walk(nodes)):
             return ()
         return [value for own in self._all for value in own.values]
 
