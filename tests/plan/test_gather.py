@@ -221,6 +221,10 @@ def test_the_plan_says_how_many_at_once():
     log = noted("log", "a")
     plan = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: (log(i), x + 1)[1], x)).plan(jnp.ones(8))
     assert "as its executable runs, 4 iterations at once, stream a" in plan._repr_html_()
+    assert "calls note as it runs" in plan.source
+    plan = pjit(lambda x: lax.fori_loop(0, 4, lambda i, x: (log(i), x + 1)[1], x)).plan(jnp.ones(8))
+    assert "when its executable has run, 4 iterations at once, stream a" in plan._repr_html_()
+    assert "calls note when it has run" in plan.source
 
 
 APART = {

@@ -190,6 +190,7 @@ class ColocatedCall(Generic[R, D]):
         is_emitted: whether an executable makes it as it runs.
         is_answered: whether that executable waits for it, so that the thread of a device runs it.
         at_once: the arguments of how many iterations of its loop the executable hands over at once.
+        is_returned: whether the executable returns these, and the host makes the calls when it has run.
         pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
         distinct: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
         site: file, line and function of the call in the user's code.
@@ -205,6 +206,7 @@ class ColocatedCall(Generic[R, D]):
     is_emitted: bool = False
     is_answered: bool = False
     at_once: int = 1
+    is_returned: bool = False
     pinned: tuple[bool, ...] = ()
     distinct: tuple[int, ...] = ()
     site: tuple[str, int, str] = ("<unknown>", 0, "")
@@ -218,7 +220,7 @@ class ColocatedCall(Generic[R, D]):
             return f"in its executable, {stream}"
         if self.is_emitted:
             many = f", {self.at_once} iterations at once" if self.at_once > 1 else ""
-            return f"as its executable runs{many}, {stream}"
+            return f"{'when its executable has run' if self.is_returned else 'as its executable runs'}{many}, {stream}"
         return f"inline, {stream}" if self.is_inline or self.is_before_inline else f"on a thread, {stream}"
 
 

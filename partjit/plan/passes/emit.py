@@ -25,7 +25,7 @@ from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
 from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
 from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
-from partjit.plan.passes.gather import Gatherings, Stacks, calls_at_once, cost_of_nodes
+from partjit.plan.passes.gather import Gatherings, Stacks, are_returned, calls_at_once, cost_of_nodes
 
 __all__ = ["emit", "handed_over", "returned"]
 
@@ -196,6 +196,8 @@ def _fragment(
         waits: whether it waits for its calls.
     """
     nodes = [_with_emitted_calls(node, waits, devices) for node in nodes]
+    returns = are_returned(nodes)
+    nodes = [*map(_with_returned_calls, nodes)] if returns else nodes
     own = {value for node in nodes for value in node.outputs}
     inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own | constants.keys())
     outputs = tuple(value for node in nodes for value in node.outputs if value in needed)
@@ -205,7 +207,7 @@ def _fragment(
     own_constants = {value: constant for value, constant in constants.items() if value in read}
 
     gatherings = Gatherings(nodes, mesh, len(calls))
-    returned = tuple(gatherings.returned(nodes))
+    returned = tuple(value for gathering in gatherings for value in gathering.values) if returns else ()
 
     def run(writer: _Writer, arrays: Sequence[jax.Array], numbers: jax.Array) -> _State:
         env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in own_constants.items()}
@@ -226,7 +228,7 @@ def _fragment(
 
     structs = [*map(_struct_of, inputs)]
     with without_mesh():
-        if returned:
+        if returns:
             jaxpr = jax.make_jaxpr(returning)(*structs)
         else:
             jaxpr = jax.make_jaxpr(calling)(jax.ShapeDtypeStruct((), jnp.int32), *structs)
@@ -252,6 +254,15 @@ def _with_emitted_calls(node: Node, waits: bool, devices: _Devices, at_once: int
     many = calls_at_once(node, on_cpu=devices.are_cpus) if isinstance(node, Loop) and not waits else 1
     nodes = [[_with_emitted_calls(inner, waits, devices, many) for inner in block.nodes] for block in node.blocks]
     return with_blocks(node, [dataclasses.replace(b, nodes=tuple(n)) for b, n in zip(node.blocks, nodes, strict=True)])
+
+
+def _with_returned_calls(node: Node) -> Node:
+    if isinstance(node, ColocatedCall):
+        return dataclasses.replace(node, is_returned=True)
+    if not isinstance(node, Loop):
+        return node
+    nodes = tuple(map(_with_returned_calls, node.block.nodes))
+    return with_blocks(node, [dataclasses.replace(node.block, nodes=nodes)])
 
 
 def _struct_of(value: Value) -> jax.ShapeDtypeStruct:

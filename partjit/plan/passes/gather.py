@@ -21,7 +21,7 @@ from partjit.colocated.runtime.handed_over import HandedOver
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value
 from partjit.plan.ir.walk import blocks_of, walk
 
-__all__ = ["Gathering", "Gatherings", "Stacks", "calls_at_once", "cost_of_nodes", "gathered_calls"]
+__all__ = ["Gathering", "Gatherings", "Stacks", "are_returned", "calls_at_once", "cost_of_nodes", "gathered_calls"]
 
 MOST_ITERATIONS = 32
 """Whose calls are handed over at once: more saves next to nothing."""
@@ -62,6 +62,20 @@ def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
     if most < min(FEWEST_ITERATIONS, loop.trip_count or FEWEST_ITERATIONS) or not (on_cpu or loop.trip_count == most):
         return 1
     return int(most)
+
+
+def are_returned(nodes: Sequence[Node]) -> bool:
+    """Whether an executable made of these returns what all of its calls get, instead of handing it over."""
+    calls = [node for node in walk(nodes) if isinstance(node, ColocatedCall)]
+    loops = [node for node in nodes if isinstance(node, Loop)]
+    of_all_iterations = [
+        inner
+        for loop in loops
+        for inner in loop.block.nodes
+        if isinstance(inner, ColocatedCall) and 1 < inner.at_once == loop.trip_count
+    ]
+    is_brief = cost_of_nodes(nodes) <= MOST_WORK_UNTIL_RETURN and not _are_unpredictable(walk(nodes))
+    return len(of_all_iterations) == len(calls) and is_brief
 
 
 def _are_unpredictable(nodes: Iterable[Node]) -> bool:
@@ -215,13 +229,6 @@ class Gatherings:
 
     def __iter__(self) -> Iterator[Gathering]:
         return iter(self._all)
-
-    def returned(self, nodes: Sequence[Node]) -> Sequence[Value]:
-        """What the executable returns for its calls; nothing if it makes some of them as it runs."""
-        of_loops = sum(len(own.calls) for own in self._all if own.loop in nodes and not own.is_repeated)
-        if of_loops < self._first or cost_of_nodes(nodes) > MOST_WORK_UNTIL_RETURN or _are_unpredictable(walk(nodes)):
-            return ()
-        return [value for own in self._all for value in own.values]
 
     def of(self, loop: Loop[Value, Value]) -> tuple[Gathering, int] | None:
         """That of a loop and its position, as the executable knows it: after those of all calls."""

@@ -266,7 +266,8 @@ def said_of_fragment(fragment: Fragment[Value, Value]) -> str:
     if fragment.by_one_device:
         return f"{equations}, {'on one device' if computed_by_host(fragment.jaxpr) is None else 'by the host'}"
     names = [*dict.fromkeys(call.callee.name for call in fragment.calls)]
-    return f"{equations}, calls {', '.join(names)} as it runs" if names else equations
+    when = "when it has run" if fragment.gathered else "as it runs"
+    return f"{equations}, calls {', '.join(names)} {when}" if names else equations
 
 
 def _comment(node: Node) -> str:
