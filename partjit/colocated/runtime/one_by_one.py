@@ -1,7 +1,8 @@
 """A batch of calls as one call: the function runs once for each example, in their order."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -54,23 +55,32 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
     """
     if examples.inner is not None:
         target = one_by_one(target, examples.inner)
-    own, size = examples.out_specs, examples.size
+    own, tree, size = examples.out_specs, examples.in_tree, examples.size
+    are_positional = tree == jax.tree.structure(((0,) * len(examples.batched), {}))
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        leaves = examples.in_tree.flatten_up_to((args, kwargs))
+        leaves = args if are_positional else tree.flatten_up_to((args, kwargs))
         given = [
-            _examples_of(leaf, aval) if is_batched else lambda _, leaf=leaf: leaf
+            _examples_of(leaf, aval) if is_batched else itertools.repeat(leaf)
             for leaf, aval, is_batched in zip(leaves, examples.in_avals, examples.batched, strict=True)
         ]
         stacks = [np.empty((size, *spec.shape), spec.dtype) for spec in own.leaves]
+        stack, kind = (stacks[0], (own.leaves[0].dtype, own.leaves[0].shape)) if own.is_leaf else (None, None)
         outside, i = current_examples.get(), 0
         try:
-            for i in range(size):
+            for i, example in enumerate(zip(*given, strict=False)):
                 current_examples.set((*outside, i))
-                args, kwargs = examples.in_tree.unflatten([take(i) for take in given])
-                result = _as_numpy(target(*args, **kwargs))
-                for stack, array in zip(stacks, own.fit_numpy(result, examples.name), strict=True):
-                    stack[i] = array  # now: the function may use the memory of its result again
+                if are_positional:
+                    result = target(*example)
+                else:
+                    args, kwargs = tree.unflatten(example)
+                    result = target(*args, **kwargs)
+                # Each is taken now: the function may use the memory of its result again.
+                if stack is not None and type(result) is np.ndarray and (result.dtype, result.shape) == kind:
+                    stack[i] = result
+                    continue
+                for each, array in zip(stacks, own.fit_numpy(_as_numpy(result), examples.name), strict=True):
+                    each[i] = array
         except Exception as error:
             error.add_note(f"It was called for the example {i} of {size}, as jax.vmap has it")
             raise
@@ -81,12 +91,13 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
     return call
 
 
-def _examples_of(batch: jax.Array | np.ndarray, aval: ShapedArray) -> Callable[[int], jax.Array | np.ndarray]:
+def _examples_of(batch: jax.Array | np.ndarray, aval: ShapedArray) -> Iterator[jax.Array | np.ndarray]:
+    host = np.asarray(batch)
+    rows = iter(host) if aval.shape else (host[i, ...] for i in range(len(host)))  # which are arrays as well
     if isinstance(batch, np.ndarray):
-        return lambda i: batch[i, ...]
-    host, sharding = np.asarray(batch), _of_one(batch.sharding)
-    put = Destination(aval, sharding, batch.committed, is_explicit=True).when_used
-    return lambda i: put(host[i, ...])
+        return rows
+    destination = Destination(aval, _of_one(batch.sharding), batch.committed, is_explicit=True)
+    return map(destination.when_used, rows)
 
 
 def _of_one(sharding: Sharding) -> Sharding:
