@@ -153,6 +153,33 @@ def test_loops_that_follow_each_other_are_one_executable_that_returns_what_their
         assert rendezvous.logs["other"] == [(5,), (6,), (7,)]
 
 
+@pytest.mark.parametrize("count", [3, 9])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_calls_without_arguments_are_counted(count, devices, way):
+    """Where others have some, and where none has any."""
+    tick = colocated_python(lambda: rendezvous.logs["log"].append(()), stream="a", out_specs_fn=lambda: None)
+    log = noted("log", "a")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("x",))
+    x = jax.device_put(np.ones(8, np.float32), jax.NamedSharding(mesh, P("x")))
+
+    def alone(x):
+        return lax.fori_loop(0, count, lambda _, x: (tick(), x + 1)[1], x)
+
+    def both(x):
+        return lax.fori_loop(0, count, lambda i, x: (tick(), log(i), x)[2], alone(x))
+
+    for fun, made in (
+        (alone, [()] * count),
+        (both, [()] * count + [call for i in range(count) for call in ((), (i,))]),
+    ):
+        program = pjit(fun)
+        assert returns(program.plan(x)) == (fun is both and way == "returned" and count == 3)
+        rendezvous.clear()
+        np.testing.assert_array_equal(program(x), np.ones(8) + count)
+        colocated.wait()
+        assert rendezvous.logs["log"] == made
+
+
 def test_calls_before_what_fails_are_made(meeting):
     """An executable that calls other code hands over what its calls get, which it would not return if that fails."""
 

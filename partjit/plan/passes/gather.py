@@ -65,7 +65,7 @@ def calls_at_once(loop: Loop[Value, Value], *, on_cpu: bool) -> int:
 
 
 def are_returned(nodes: Sequence[Node]) -> bool:
-    """Whether an executable made of these returns what all of its calls get, instead of handing it over."""
+    """Whether an executable made of these returns what all of its calls get, if they get anything."""
     calls = [node for node in walk(nodes) if isinstance(node, ColocatedCall)]
     loops = [node for node in nodes if isinstance(node, Loop)]
     of_all_iterations = [
@@ -75,7 +75,7 @@ def are_returned(nodes: Sequence[Node]) -> bool:
         if isinstance(inner, ColocatedCall) and 1 < inner.at_once == loop.trip_count
     ]
     is_brief = cost_of_nodes(nodes) <= MOST_WORK_UNTIL_RETURN and not _are_unpredictable(walk(nodes))
-    return len(of_all_iterations) == len(calls) and is_brief
+    return len(of_all_iterations) == len(calls) and any(call.inputs for call in calls) and is_brief
 
 
 def _are_unpredictable(nodes: Iterable[Node]) -> bool:
