@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -106,14 +106,7 @@ def _run_on_streams(
             numbers.give_back(number)
 
     try:
-        for stream in dict.fromkeys(streams):
-            own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
-            lanes = [*dict.fromkeys(lane for call in own for lane in call.specialization.lanes())]
-            free = [*scheduler.not_entered(lanes)]
-            if len(free) < len(lanes):  # made by a call of this stream, they are a part of that call
-                here.append(partial(run_calls_of, stream))
-            else:
-                scheduler.submit(_in_place_of_all(own, free, partial(run_calls_of, stream)))
+        here.extend(_submitted_by_stream(calls, streams, run_calls_of))
         return _dispatched(execution, dispatch, number, args)
     except BaseException:  # also where a signal handler raises on the way there
         execution.abandon()
@@ -121,6 +114,27 @@ def _run_on_streams(
     finally:
         for run in here:
             run()
+
+
+def _submitted_by_stream(
+    calls: Sequence[EmittedCall], streams: Sequence[Stream], run_calls_of: Callable[[Stream], None]
+) -> Iterator[Callable[[], None]]:
+    """Submits calls in the place of those of each stream; gives what this thread is to run, as a part of its own call.
+
+    Args:
+        calls: the calls of an executable.
+        streams: the stream of each.
+        run_calls_of: runs those of one stream.
+    """
+    for stream in dict.fromkeys(streams):
+        own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
+        lanes = [*dict.fromkeys(lane for call in own for lane in call.specialization.lanes())]
+        free = [*scheduler.not_entered(lanes)]
+        run = partial(run_calls_of, stream)
+        if len(free) < len(lanes):  # they are made by a call of this stream
+            yield run
+        else:
+            scheduler.submit(_in_place_of_all(own, free, run))
 
 
 def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: Callable[[], None]) -> Call:
@@ -186,15 +200,8 @@ def run_gathering(
                 if streams[which] is stream:
                     calls[which].run_with(stream, parent, arrays)
 
-    for stream in dict.fromkeys(streams):
-        own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
-        lanes = [*dict.fromkeys(lane for call in own for lane in call.specialization.lanes())]
-        free = [*scheduler.not_entered(lanes)]
-        run = partial(run_calls_of, stream)
-        if len(free) < len(lanes):  # made by a call of this stream, they are a part of that call
-            run()
-        else:
-            scheduler.submit(_in_place_of_all(own, free, run))
+    for run in _submitted_by_stream(calls, streams, run_calls_of):
+        run()
     others = results[ends[-1] :]
     if is_checked:
         check_results(others, name)
