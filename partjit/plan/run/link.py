@@ -152,11 +152,14 @@ def link(
             for call in lowered.fragment.calls
         ]
         gathered = gathered_calls(lowered.fragment, plan.mesh)
-        emitting = partial(run_emitting, gathered=gathered, may_wait=may_wait)
-        makes = run_answering if lowered.fragment.waits_for_calls else emitting
-        run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
+        run_fragment: Callable[..., Sequence[jax.Array]] = dispatch
         if lowered.fragment.gathered:
             run_fragment = partial(run_gathering, emitted, gathered, dispatch, f"{plan.name}_{lowered.fragment.name}")
+        elif lowered.fragment.waits_for_calls:
+            run_fragment = _with_calls(run_answering, emitted, dispatch, put)
+        elif emitted:
+            emitting = partial(run_emitting, gathered=gathered, may_wait=may_wait)
+            run_fragment = _with_calls(emitting, emitted, dispatch, put)
         if lowered.fragment.by_one_device:
             on_device = partial(_by_one_device, dispatch)
             run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device) or on_device

@@ -563,3 +563,16 @@ def test_examples_in_examples_come_in_the_order_of_both(meeting, mesh):
     for run in programs(jax.vmap(jax.vmap(host)), mesh):
         run(x)
         assert seen() == x[..., 0].ravel().tolist()
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_examples_that_a_function_keeps_stay_as_they_are_though_the_batch_is_donated(meeting, mesh, given):
+    keep = colocated_python(lambda x: rendezvous.logs["kept"].append(x), out_specs_fn=lambda x: None, **GIVEN[given])
+    program = pjit(lambda x: (jax.vmap(keep)(x), x + 1)[1], donate_argnums=0)
+    first = np.arange(8 * 1024, dtype=np.float32).reshape(8, 1024)
+    x = jax.device_put(first, jax.NamedSharding(mesh, P("x")))
+    with mesh:
+        for _ in range(4):
+            x = program(x)
+    colocated.wait()
+    np.testing.assert_array_equal(np.stack(rendezvous.logs["kept"]), np.concatenate([first + k for k in range(4)]))
