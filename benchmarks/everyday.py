@@ -105,6 +105,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "vmap": Entry(examples.batch_of_examples, 10, 20),
     "per shard": Entry(in_steps.per_shard, 10, 20),
     "log": Entry(training.log, 50, 200),
+    "log by a method": Entry(training.log_by_method, 50, 200),
     "log(step, loss)": Entry(training.log_with_step, 50, 200),
     "log every 10th step": Entry(training.log_now_and_then, 100, 200),
     "log every 10th step, counted in the state": Entry(training.log_as_counted, 100, 200),

@@ -37,6 +37,17 @@ def log_step(step: Any, loss: Any) -> None:
     _text.write(f"step {number}: loss {value:.4f}\n")
 
 
+class Tracker:
+    """Counts what it has logged."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def log(self, loss: Any) -> None:
+        self._count += 1
+        log(loss)
+
+
 def log_text(text: str, loss: Any) -> None:
     value = float(loss)
     SEEN.append((text, value))

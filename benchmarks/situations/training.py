@@ -63,6 +63,12 @@ def log(place: Place, iterations: int) -> Situation:
     return _logged(place, iterations, host.log)
 
 
+def log_by_method(place: Place, iterations: int) -> Situation:
+    """The same by a method of an object, which counts what it has logged."""
+    tracker: Any = colocated.colocated_python_class(host.Tracker)()
+    return _logged(place, iterations, host.Tracker().log, of_ours=tracker.log.specialize)
+
+
 def log_with_step(place: Place, iterations: int) -> Situation:
     """The number and the loss of each step are logged: `log(step, loss)`."""
     return _logged(place, iterations, host.log_step, with_step=True)
@@ -136,8 +142,13 @@ def _logged(
     with_step: bool = False,
     every: int = 1,
     is_counted: bool = False,
+    of_ours: Any = None,
 ) -> Situation:
-    """What is shown of the loss is logged, in each step or in some; the number of the step may be in the state."""
+    """What is shown of the loss is logged, in each step or in some; the number of the step may be in the state.
+
+    `of_ours` makes ours with options; that of `record` unless it is given.
+    """
+    of_ours = of_ours or functools.partial(colocated.colocated_python, record)
     params, batch = new_params(place), batch_for(place)
 
     def updated(params: Any, batch: Any) -> Any:
@@ -199,8 +210,8 @@ def _logged(
         return args[-1]
 
     by_jax = made_by_jax(with_jax)
-    ours = colocated.colocated_python(record, stream="log", out_specs_fn=nothing)
-    inline = colocated.colocated_python(record, mode="inline", out_specs_fn=nothing)
+    ours = of_ours(stream="log", out_specs_fn=nothing)
+    inline = of_ours(mode="inline", out_specs_fn=nothing)
 
     def as_arrays(*args: Any) -> Any:
         """It takes no numbers, and no arrays on other devices than those of the others."""

@@ -18,6 +18,7 @@ from partjit.colocated.cheapness import Cheapness
 from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.host_values import is_new
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
@@ -38,6 +39,7 @@ class OnThread:
 
     Attributes:
         name: the name of the function.
+        lane, history: those of its object, if it is a method of one.
 
     Args:
         target: the function.
@@ -45,10 +47,20 @@ class OnThread:
         cheapness: hears how long calls took; None if nobody wants to know.
     """
 
-    __slots__ = ("_cheapness", "_is_flat", "_target", "_tree", "name")
+    __slots__ = ("_cheapness", "_is_flat", "_target", "_tree", "history", "lane", "name")
 
-    def __init__(self, name: str, target: Callable[..., PyTree], tree: PyTreeDef, cheapness: Cheapness | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Callable[..., PyTree],
+        tree: PyTreeDef,
+        cheapness: Cheapness | None,
+        lane: Lane | None,
+        history: History | None,
+    ) -> None:
         self.name = name
+        self.lane = lane
+        self.history = history
         self._target = target
         self._tree = tree
         self._cheapness = cheapness

@@ -87,7 +87,7 @@ class PreparedFunction:
             self._name, shardings, self._uncommitted, devices, are_devices_given=bool(self._options.devices)
         )
         self._is_prepared = False
-        self._is_simple = False  # whether a call takes nothing into account but its stream; set by `prepare`
+        self._is_simple = False  # whether a call takes nothing into account but its lanes; set by `prepare`
         self._has_own_thread = self._mode == "stream" or self._stream is not None
         self._pins = Pins(len(leaves))
         self._pins_in_programs: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
@@ -143,15 +143,16 @@ class PreparedFunction:
                 self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
             may_run_here = self._mode == "auto" and self._stream is None
             cheapness = self._cheapness if may_run_here else None
-            self._on_thread = OnThread(self._name, self._target, self.in_specs.tree, cheapness)
+            self._on_thread = OnThread(
+                self._name, self._target, self.in_specs.tree, cheapness, self._lane, self._history
+            )
         elif self.out_specs is None:
             raise ValueError(
                 f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
                 f"{jax.process_index()}: give out_specs or out_specs_fn"
             )
-        is_of_object = self._lane is not None or self._history is not None
         can_move = self._mode != "inline" and self._host_shardings is None
-        self._is_simple = self._is_here and can_move and not is_of_object and self._ahead is None
+        self._is_simple = self._is_here and can_move and not self._shows_state and self._ahead is None
         self._is_prepared = True
 
     def _default_sharding(self, args: Sequence[jax.ShapeDtypeStruct]) -> Callable[[tuple[int, ...], int], Sharding]:
@@ -168,7 +169,7 @@ class PreparedFunction:
         return default
 
     def _runs_simply(self) -> bool:
-        """Whether a call now runs on a thread and takes nothing into account but its stream.
+        """Whether a call now runs on a thread and takes nothing into account but its lanes.
 
         That is so of one that is a part of no other, and that nobody observes or records.
         """

@@ -1,6 +1,6 @@
-"""Calls that take nothing into account but their stream: how they run on threads in as few steps as possible.
+"""Calls that take nothing into account but their lanes: how they run on threads in as few steps as possible.
 
-Nobody observes or records them, they are of no object, and no other call makes them. Their caller and the thread that
+Nobody observes or records them, they are not made ahead, and no other call makes them. Their caller and the thread that
 runs them share one interpreter, so every step of either is time that the caller does not have. What is the same for all
 calls of a specialization is found out once; a call is one object, which its caller fills and a thread runs.
 """
@@ -18,6 +18,7 @@ from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import CodeSite, Site
+from partjit.colocated.runtime.history import Made
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Taken
@@ -41,7 +42,7 @@ def submitted(
 def submitted_flat(
     on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
 ) -> Sequence[jax.Array]:
-    """Submits a call in the lane of its stream alone, and returns its flat results.
+    """Submits a call in the lane of its stream, and in that of its object if it has one; returns its flat results.
 
     Args:
         on_thread: what it calls, for a thread.
@@ -66,20 +67,32 @@ class _SimpleCall(Call):
     Attributes:
         settings, context: those of its caller.
         on_thread, takes, out_specs: what `submitted_flat` got.
+        crossed: the calls of its object made ahead that it must not see.
     """
 
-    __slots__ = ("context", "on_thread", "out_specs", "settings", "takes")
+    __slots__ = ("context", "crossed", "on_thread", "out_specs", "settings", "takes")
 
     def __init__(
         self, on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
     ) -> None:
-        self._begin(on_thread.name, site, stream, (stream,))
+        lane = on_thread.lane
+        self._begin(on_thread.name, site, stream, (stream,) if lane is None else (stream, lane))
         self.settings, self.context = _settings_here(), _copy_context()
         self.on_thread = on_thread
         self.takes = takes
         self.out_specs = out_specs
+        self.crossed: Sequence[Made] = ()
+        if on_thread.history is not None:
+            self.entering = self._enter_history
+
+    def _enter_history(self) -> bool:
+        assert self.on_thread.history is not None
+        self.crossed = self.on_thread.history.crossed()
+        return True
 
     def _called(self) -> Sequence[Any]:
+        if self.on_thread.history is not None:
+            self.on_thread.history.catch_up(self.name, self.crossed)
         run: Any = self.context.run
         if self.settings.are_here():
             return run(self.on_thread.run, self.takes, self.stream, self.out_specs)

@@ -144,15 +144,14 @@ class History:
         assert body is not None
 
         def entering() -> bool:
-            if self._queues:
-                crossed.extend(self._untaken()[:1] if shows_state else self.cross())
+            crossed.extend(self.crossed(shows_state=shows_state))
             return True
 
         def in_turn() -> object:
-            if not crossed and not self._revoked:  # as a rule
-                return body()
             self.catch_up(call.name, () if shows_state else crossed)
-            self._shown = next((made for made in crossed if shows_state and made.saved is not _NOTHING), None)
+            if not shows_state:
+                return body()
+            self._shown = next((made for made in crossed if made.saved is not _NOTHING), None)
             try:
                 return body()
             finally:
@@ -189,6 +188,15 @@ class History:
         """Whether a call that enters the lane now sees the state that the program has consumed."""
         return not self.is_ahead
 
+    def crossed(self, *, shows_state: bool = False) -> Sequence[Made]:
+        """The calls made ahead that a call of a method, which enters the lane now, must not see; its `order` says how.
+
+        Called by one thread at a time.
+        """
+        if not self._queues:  # as a rule
+            return ()
+        return self._untaken()[:1] if shows_state else self.cross()
+
     def cross(self, own: "collections.deque[Made] | None" = None) -> list[Made]:
         """The calls made ahead and not taken that a call which enters the lane must not see: all but those of `own`.
 
@@ -216,7 +224,7 @@ class History:
         return len(dropped)
 
     def catch_up(self, name: str, crossed: Sequence[Made]) -> None:
-        """Undoes what was revoked, in the turn of the next call.
+        """Undoes what was revoked, in the turn of the next call; as a rule nothing.
 
         Args:
             name: what the call calls.
@@ -225,6 +233,8 @@ class History:
         Raises:
             RuntimeError: they have run and cannot be undone.
         """
+        if not crossed and not self._revoked:
+            return
         if self._restore is None:
             seen = [made.call.name for made in crossed if made.has_run]
             if seen:

@@ -5,7 +5,10 @@ object whose method it is), and is to run when it is first in all of them. It en
 waits or runs a call: `scheduler` does, with what these functions say is first now.
 """
 
+import collections
+import itertools
 import operator
+from collections.abc import Callable
 
 from partjit.colocated.runtime.call import NOBODY, Call, Lane
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
@@ -37,12 +40,16 @@ def unfinished() -> list[Call]:
 
 
 def enter(call: Call) -> bool | Flag:
-    """Appends a call to its lanes and returns whether it is first in all of them, or returns the flag to wait for."""
+    """Appends a call to its lanes, or returns the flag to wait for.
+
+    Returns:
+        Whether it is first in all of them, and no thread waits for it there that will run it; or the flag.
+    """
     return order.run(_append, call)
 
 
 def enter_behind(call: Call) -> bool:
-    """Appends a call to its only lane if a thread will run it there that needs no start; returns whether.
+    """Appends a call to its lanes if a thread will run it there that needs no start; returns whether.
 
     An interrupt leaves nothing undone: the call before it, or the thread that waits at the lane, sees to it.
     """
@@ -58,17 +65,14 @@ def _append(call: Call) -> bool | Flag:
     full = call.lanes[0].fullness()
     if full is not None:
         return full
-    entering, call.entering = call.entering, None  # which may refer to the call
-    if entering is not None and not entering():
-        call.claim(NOBODY)
-        call.set()
+    if _is_given_up_entering(call):
         return False
     is_first = True
     for lane in call.lanes:
         _busy[lane] = None
         lane.calls.append(call)
         is_first = is_first and lane.calls[0] is call
-    return is_first
+    return is_first and not (call.claimant is None and _is_waited_for(call.lanes[0]))
 
 
 def _append_behind(call: Call) -> bool:
@@ -83,22 +87,47 @@ def _append_behind(call: Call) -> bool:
 
 
 def _append_for_another(call: Call) -> bool:
-    """As `_append_behind`; also if it is first in a lane at which a thread waits for it."""
-    if len(call.lanes) > 1 or call.entering is not None:
+    """If the first lane has room, and there are calls in one of them, or a thread waits for the call."""
+    first = call.lanes[0]
+    if len(first.calls) >= first.size:
         return False
-    lane = call.lanes[0]
-    if not lane.calls:
-        waiter = lane.waiter
-        if waiter is None:
+    if not first.calls:
+        others = [lane for lane in call.lanes if lane.calls]
+        if not others and not _is_waited_for(first):
             return False
-        _busy[lane] = None
-        lane.calls.append(call)
-        if waiter.is_to_begin:
-            waiter.hurry.set()
+    if _is_given_up_entering(call):
         return True
-    if len(lane.calls) >= lane.size:
+    if len(call.lanes) == 1:
+        _busy[first] = None
+        first.calls.append(call)
+        return True
+    for lane in call.lanes:
+        _busy[lane] = None
+    # C adds it to all: no interrupt comes in between, which would leave it in some.
+    any(map(_append_to, [lane.calls for lane in call.lanes], itertools.repeat(call)))
+    return True
+
+
+_append_to: Callable[[collections.deque[Call], Call], None] = collections.deque.append
+
+
+def _is_given_up_entering(call: Call) -> bool:
+    """Whether it does not enter its lanes after all, now that it is to do so."""
+    entering, call.entering = call.entering, None  # which may refer to the call
+    if entering is None or entering():
         return False
-    lane.calls.append(call)
+    call.claim(NOBODY)
+    call.set()
+    return True
+
+
+def _is_waited_for(lane: Lane) -> bool:
+    """Whether a thread waits for the next call of a lane, which it then runs."""
+    waiter = lane.waiter
+    if waiter is None:
+        return False
+    if waiter.is_to_begin:
+        waiter.hurry.set()
     return True
 
 

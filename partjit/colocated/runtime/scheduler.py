@@ -184,6 +184,7 @@ def _run_here(call: Call, driver: "_Driver", deadline: float | None) -> Any:
     try:
         if not _enter(call):
             assert call.turn is not None
+            soon.hurry(call)
             if not wait_for(call, call.turn, deadline):
                 raise TimeoutError(f"the colocated call of {call.name!r} waits for calls before it, which do not end")
         return _run_body(call)
@@ -244,7 +245,7 @@ class _Driver(Waiter):
                 _leave(call)
             elif call.claimant is None:
                 _start(call)
-        first = None if self.lane is None else lanes.order.run(soon.end_wait, self)
+        first = None if self.lane is None else soon.end_wait(self)
         if first is not None:
             _start(first)
 
@@ -261,9 +262,9 @@ def _drive(driver: _Driver) -> None:
         while call is not None and call.claim(driver):
             call.execute()
             own = _take_over(driver, call, lanes.pass_on(call))
-            if own is None and soon.begin_wait(driver, call, lanes.order):
+            if own is None and soon.begin_wait(driver, call):
                 driver.calls, call = (), None  # which refer to the lane
-                own = soon.next_call(driver, lanes.order)
+                own = soon.next_call(driver)
             call = own
     except BaseException:  # thrown into this thread from outside; the calls behind must not be blocked
         driver.clean_up()

@@ -2,16 +2,18 @@
 
 Waking a thread for each of them takes its caller a system call, and then both want the interpreter, which together
 takes longer than a short function. Calls for which a thread waits already are put in its lane, and run a few at a time:
-when the moment is over, or when somebody waits for one of them. Where callers want their results one by one, waiting
-for more is in vain: then each call is begun as soon as it comes.
+when the moment is over, or when somebody waits for one of them. A call in several lanes is waited for in its first one,
+that of its stream. Where callers want their results one by one, waiting for more is in vain: then each call is begun as
+soon as it comes.
 """
 
+import itertools
 import time
 import weakref
 
-from partjit.colocated.runtime import threads
+from partjit.colocated.runtime import lanes, threads
 from partjit.colocated.runtime.call import Call, Lane, Waiter
-from partjit.colocated.runtime.interrupts import Exclusive, Flag
+from partjit.colocated.runtime.interrupts import Flag
 
 __all__ = ["begin_wait", "end_wait", "forget_after_fork", "hurry", "next_call"]
 
@@ -25,22 +27,19 @@ _waiting: set[Waiter] = set()
 """Those that wait; changed under exclusion."""
 
 
-def begin_wait(waiter: Waiter, call: Call, order: Exclusive) -> bool:
+def begin_wait(waiter: Waiter, call: Call) -> bool:
     """Whether somebody is to wait for the call after one that has ended, which is so where the last ones came soon.
 
     Args:
         waiter: who waits; refers to nothing of the call.
         call: the one that has ended.
-        order: under which calls enter their lanes.
     """
-    if len(call.lanes) != 1:
-        return False
     lane, now = call.lanes[0], time.monotonic()
     is_soon, lane.latest = 0 <= now - lane.latest < _SECONDS, max(now, lane.latest)
     if not is_soon or threads.has_no_threads():
         return False
     waiter.hurry, waiter.lane, waiter.is_to_begin = Flag(), weakref.ref(lane), now < lane.at_once_until
-    return order.run(_begin, waiter, lane)
+    return lanes.order.run(_begin, waiter, lane)
 
 
 def _begin(waiter: Waiter, lane: Lane) -> bool:
@@ -51,13 +50,13 @@ def _begin(waiter: Waiter, lane: Lane) -> bool:
     return True
 
 
-def next_call(waiter: Waiter, order: Exclusive) -> Call | None:
+def next_call(waiter: Waiter) -> Call | None:
     """The call that comes within a moment; waits for it. Nothing else may refer to the lane meanwhile."""
     seconds = _LONG_SECONDS if waiter.is_to_begin else _SECONDS
     is_wanted = waiter.hurry.wait(time.monotonic() + seconds) and not waiter.is_to_begin
     lane = _lane_of(waiter)
     is_alone = lane is not None and len(lane.calls) == 1
-    call = order.run(end_wait, waiter)
+    call = end_wait(waiter)
     if lane is not None and call is not None:
         lane.latest = time.monotonic()
         if is_wanted and is_alone:
@@ -66,11 +65,15 @@ def next_call(waiter: Waiter, order: Exclusive) -> Call | None:
 
 
 def end_wait(waiter: Waiter) -> Call | None:
-    """Ends a wait, under exclusion; the call that it is to run, if one came and nobody else runs it."""
+    """Ends a wait; the call that it is to run, if one came and nobody else runs it. Idempotent."""
+    return lanes.order.run(_end_wait, waiter)
+
+
+def _end_wait(waiter: Waiter) -> Call | None:
     lane, first = _lane_of(waiter), None
     if lane is not None and lane.waiter is waiter:
         first = lane.calls[0] if lane.calls else None
-        if first is not None and (len(first.lanes) > 1 or first.turn is not None or first.claimant is not None):
+        if first is not None and not _is_for_waiter(first, lane):
             first = None
         waiter.calls = () if first is None else (first,)  # before it is forgotten that this one is to run it
         lane.waiter = None
@@ -79,16 +82,28 @@ def end_wait(waiter: Waiter) -> Call | None:
     return first
 
 
+def _is_for_waiter(first: Call, lane: Lane) -> bool:
+    """Whether who waits at a lane is to run the first call there: others run those whose turn comes in another lane."""
+    return first.lanes[0] is lane and first.turn is None and first.claimant is None and lanes.is_first(first)
+
+
 def _lane_of(waiter: Waiter) -> Lane | None:
     return None if waiter.lane is None else waiter.lane()
 
 
 def hurry(call: Call) -> None:
-    """Has a call begin at once, for somebody waits for it."""
+    """Has a call, and what is before it in its lanes, begin at once, for somebody waits for it."""
     for lane in call.lanes:
-        waiter = lane.waiter
-        if waiter is not None:
-            waiter.hurry.set()
+        _hurry_in(lane)
+        if len(call.lanes) > 1:
+            for first in itertools.islice([*lane.calls], 1):
+                _hurry_in(first.lanes[0])
+
+
+def _hurry_in(lane: Lane) -> None:
+    waiter = lane.waiter
+    if waiter is not None:
+        waiter.hurry.set()
 
 
 def forget_after_fork() -> None:

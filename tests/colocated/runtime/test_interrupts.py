@@ -184,6 +184,15 @@ def calls_that_come_soon(make):
         make(on_stream)
 
 
+def method_calls_that_come_soon(make):
+    with soon_is(0.05), colocated.stream("S"):
+        made = Log()
+        for _ in range(2):
+            make(made.add)
+        float(make(made.add))
+        make(made.add)
+
+
 def a_result_that_is_waited_for(make):
     soon()
     y = make(blocking)
@@ -252,6 +261,7 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
     a_call_on_a_thread: 90,
     a_call_behind_another: 90,
     calls_that_come_soon: 120,
+    method_calls_that_come_soon: 120,
     a_result_that_is_waited_for: 130,
     a_full_stream: 120,
     the_scope_of_a_stream: 200,

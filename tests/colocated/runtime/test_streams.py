@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import contextvars
+import functools
 import gc
 import threading
 import time
@@ -18,7 +19,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated
-from partjit.colocated import colocated_python
+from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import lanes, scheduler, soon
 from partjit.colocated.runtime import threads as own_threads
 from partjit.colocated.runtime.call import Call, Lane
@@ -573,10 +574,25 @@ def test_a_place_is_passed_on_to_nobody_if_the_call_behind_is_given_up_meanwhile
     assert {*lanes.unfinished()}.isdisjoint(calls)
 
 
-def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatch):
+@colocated_python_class
+class Adder:
+    def add(self, x):
+        assert not rendezvous.logs["held"]
+        return x + 1
+
+    def hold(self, x):
+        rendezvous.logs["held"].append(x)
+        rendezvous.hear("go")
+        rendezvous.logs["held"].clear()
+        return x
+
+
+@pytest.mark.parametrize("kind", ["function", "method"])
+def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(kind, monkeypatch):
     monkeypatch.setattr(soon, "_SECONDS", 60.0)
     monkeypatch.setattr(soon, "_AT_ONCE_SECONDS", 0)
-    add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
+    options = {"mode": "stream", "out_specs_fn": lambda x: x}
+    add = colocated_python(lambda x: x + 1, **options) if kind == "function" else Adder().add.specialize(**options)
     with colocated.stream(size=4) as stream:
         assert float(add(one)) == 2
         assert stream.waiter is None, "nothing came before it"
@@ -598,6 +614,47 @@ def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatc
         assert not lanes.unfinished()
         stream.waiter.hurry.set()
         until(lambda: stream.waiter is None)
+
+
+def test_a_call_in_two_lanes_runs_where_its_turn_comes_last(monkeypatch):
+    """A thread that waits for the next call of a stream leaves one to others whose object is not free yet."""
+    monkeypatch.setattr(soon, "_SECONDS", 100.0)
+    monkeypatch.setattr(soon, "_AT_ONCE_SECONDS", 0)
+    adder, left, right = Adder(), colocated.stream("left"), colocated.stream("right")
+    options = {"mode": "stream", "out_specs_fn": lambda x: x}
+
+    def add_on(stream):
+        return adder.add.specialize(**options, stream=stream)(one)
+
+    def wait_for_thread_that_waits_at(stream):
+        float(add_on(stream))
+        if stream.waiter is None:
+            float(add_on(stream))
+        until(lambda: stream.waiter is not None)
+
+    with left as left, right as right:
+        wait_for_thread_that_waits_at(left)
+        first, second = add_on(left), add_on(right)
+        assert not first.is_ready(), "the thread waits for more"
+        run_threads(second.block_until_ready)  # who waits for it hurries the one before
+        assert (float(first), float(second)) == (2, 2)
+        wait_for_thread_that_waits_at(left)
+        held = adder.hold.specialize(**options, stream=right)(one)
+        until(lambda: rendezvous.logs["held"])
+        behind = add_on(left)
+        left.waiter.hurry.set()
+        until(lambda: left.waiter is None)
+        time.sleep(0.01)  # in which it does not run
+        rendezvous.say("go")
+        assert (float(held), float(behind)) == (1, 2)
+        wait_for_thread_that_waits_at(left)
+        first, inline = add_on(left), adder.add.specialize(mode="inline", stream=right)
+        run_threads(lambda: inline(one))  # its caller hurries the one before
+        assert first.is_ready()
+        for stream in (left, right):
+            if stream.waiter is not None:
+                stream.waiter.hurry.set()
+    assert not lanes.unfinished()
 
 
 def test_calls_that_are_wanted_one_by_one_begin_as_they_come(monkeypatch):
@@ -644,36 +701,65 @@ def test_a_stream_at_which_a_thread_waits_is_freed(monkeypatch):
 # Laws
 
 
-@sees("several threads", "two streams", "a nested call")
+LAW_STREAMS = [None, "law a", "law b"]
+
+
+def act(x):
+    """Logs on its stream that it begins and ends, and may make a call itself."""
+    thread, i, stream, is_nested = np.asarray(x).tolist()
+    log = rendezvous.logs[LAW_STREAMS[stream] or f"thread {thread}"]
+    log.append(("begin", thread, i))
+    if is_nested:
+        inner = colocated_python(lambda x: x + 0, out_specs_fn=lambda x: x, mode="stream")
+        np.testing.assert_array_equal(inner(x), x)
+    log.append(("end", thread, i))
+
+
+@colocated_python_class
+class Actor:
+    """Does the same, and logs it for itself as well."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def act(self, x):
+        thread, i, *_ = np.asarray(x).tolist()
+        log = rendezvous.logs[self._name]
+        log.append(("begin", thread, i))
+        time.sleep(1e-4)
+        act(x)
+        log.append(("end", thread, i))
+
+
+ACTORS = [None, Actor("object a"), Actor("object b")]
+
+
+@functools.cache
+def acting(actor, mode, stream):
+    """As `act`, of an actor or of none; later calls of the same one take fewer steps."""
+    options = {"out_specs_fn": lambda x: None, "mode": mode, "stream": LAW_STREAMS[stream]}
+    return ACTORS[actor].act.specialize(**options) if actor else colocated_python(act, **options)
+
+
+@sees("several threads", "two streams", "a nested call", "one object on two streams")
 @examples(30)
 @given(st.data())
-def test_each_stream_runs_its_calls_once_in_order(data):
+def test_each_stream_and_object_runs_its_calls_once_in_order(data):
     """Random programs: threads that make calls on streams, in any mode, some of which make calls themselves."""
     rendezvous.clear()
     modes = st.sampled_from(["inline", "stream", "auto"])
-    streams = st.sampled_from([None, "law a", "law b"])
-    programs = [
-        data.draw(st.lists(st.tuples(streams, modes, st.booleans()), max_size=8))
-        for _ in range(data.draw(st.integers(1, 3)))
-    ]
+    kinds = st.tuples(st.integers(0, 2), modes, st.booleans(), st.integers(0, 2))
+    programs = [data.draw(st.lists(kinds, max_size=8)) for _ in range(data.draw(st.integers(1, 3)))]
     calls = [call for program in programs for call in program]
     saw("several threads", when=sum(map(bool, programs)) > 1)
-    saw("two streams", when={"law a", "law b"} <= {stream for stream, _, _ in calls})
-    saw("a nested call", when=any(is_nested for _, _, is_nested in calls))
+    saw("two streams", when={1, 2} <= {stream for stream, *_ in calls})
+    saw("a nested call", when=any(is_nested for _, _, is_nested, _ in calls))
+    places = {(stream, actor) for stream, _, _, actor in calls if stream and actor}
+    saw("one object on two streams", when=len(places) > len({actor for _, actor in places}))
 
     def run(thread, program):
-        for i, (stream, mode, is_nested) in enumerate(program):
-
-            def body(x, stream=stream, is_nested=is_nested):
-                log = rendezvous.logs[stream if stream else f"thread {int(x[0])}"]
-                log.append(("begin", int(x[0]), int(x[1])))
-                if is_nested:
-                    inner = colocated_python(lambda x: x + 0, out_specs_fn=lambda x: x, mode="stream")
-                    np.testing.assert_array_equal(inner(x), x)
-                log.append(("end", int(x[0]), int(x[1])))
-
-            f = colocated_python(body, out_specs_fn=lambda x: None, mode=mode, stream=stream)
-            f(np.asarray([thread, i]))
+        for i, (stream, mode, is_nested, actor) in enumerate(program):
+            acting(actor, mode, stream)(jnp.asarray([thread, i, stream, int(is_nested)]))
 
     run_threads(*[lambda k=k, p=p: run(k, p) for k, p in enumerate(programs)])
     colocated.wait(timeout=60)
@@ -684,8 +770,14 @@ def test_each_stream_runs_its_calls_once_in_order(data):
         for thread in range(len(programs)):
             mine = [i for what, k, i in log if what == "begin" and k == thread]
             assert mine == sorted(mine), name
-    ran = sorted((k, i) for log in rendezvous.logs.values() for what, k, i in log if what == "begin")
-    assert ran == [(k, i) for k, program in enumerate(programs) for i in range(len(program))]
+
+    def made(is_of_object):
+        logs = [log for name, log in rendezvous.logs.items() if name.startswith("object") is is_of_object]
+        return sorted((k, i) for log in logs for what, k, i in log if what == "begin")
+
+    everything = [(k, i, actor) for k, program in enumerate(programs) for i, (*_, actor) in enumerate(program)]
+    assert made(False) == [(k, i) for k, i, _ in everything]
+    assert made(True) == [(k, i) for k, i, actor in everything if actor]
 
 
 @pytest.mark.parametrize(
