@@ -39,6 +39,7 @@ from programs import elapsed
 from situations import (
     controls,
     epochs,
+    evaluation,
     examples,
     feedback,
     fixed_costs,
@@ -112,6 +113,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "log(text, loss)": Entry(training.log_text, 50, 200),
     "log for batches of many lengths": Entry(feedback.lengths, 80, 200),
     "log of 40 metrics": Entry(training.log_metrics, 50, 100),
+    "metrics of an evaluation": Entry(evaluation.metrics_of_batches, 50, 200),
     "log of each layer": Entry(layers.log_of_layers, 20, 50),
     "slow loader": Entry(training.slow_loader, 20, 50),
     "checkpoints": Entry(training.checkpoints, 20, 50),

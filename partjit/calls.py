@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.tracing import low_jaxpr
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "chooses_whether_to_call",
+    "given_to_calls_without_results",
     "has_calls",
     "inner_jaxprs",
     "is_program_with_calls",
@@ -72,6 +73,14 @@ def chooses_whether_to_call(jaxpr: Jaxpr) -> bool:
         for eqn in jaxpr.eqns
         if makes_calls(eqn)
     )
+
+
+@weakref_cache
+def given_to_calls_without_results(jaxpr: Jaxpr) -> Sequence[int]:
+    """The positions of the arguments that calls without results get as they are; not of calls inside of equations."""
+    calls = [eqn for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p and not eqn.outvars]
+    given = {atom for call in calls for atom in call.invars if isinstance(atom, Var)}
+    return [i for i, var in enumerate(jaxpr.invars) if var in given] if given else []
 
 
 @weakref_cache

@@ -48,6 +48,21 @@ class Tracker:
         log(loss)
 
 
+class Accuracy:
+    """Counts right predictions."""
+
+    def __init__(self) -> None:
+        self._right = self._count = 0
+
+    def update(self, predicted: Any, labels: Any) -> None:
+        self._right += int(np.sum(np.asarray(predicted) == np.asarray(labels)))
+        self._count += len(labels)
+
+    def reset(self) -> None:
+        SEEN.append((self._right, self._count))
+        self._right = self._count = 0
+
+
 def log_text(text: str, loss: Any) -> None:
     value = float(loss)
     SEEN.append((text, value))

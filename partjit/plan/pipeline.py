@@ -33,7 +33,7 @@ from partjit.plan.passes.donate import donations, kept_by_branches, may_release,
 from partjit.plan.passes.emit import emit
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
-from partjit.plan.passes.fragments import fragments, replicated
+from partjit.plan.passes.fragments import fragments, is_copied_for_calls, replicated
 from partjit.plan.passes.from_numbers import counted, counters_among, with_own_predicates
 from partjit.plan.passes.host_thread import is_for_host_thread, makes_brief_calls
 from partjit.plan.passes.inline import inline
@@ -116,6 +116,7 @@ class _Edges:
         kind: what it is a block of.
         in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is known.
         donated: for each argument whether its memory may be reused.
+        copied: the arguments that a fragment copies for calls in less time than it takes to pin them.
         awaited: the variables that the devices wait for as soon as it has ended.
     """
 
@@ -123,6 +124,7 @@ class _Edges:
     in_shardings: Sequence[MaybeSharding]
     out_shardings: Sequence[MaybeSharding]
     donated: Sequence[bool]
+    copied: Collection[Var] = ()
     awaited: Collection[Var] = ()
 
 
@@ -154,7 +156,7 @@ def _partitioned(
     if others:
         return _partitioned(reshard_initial_values(given, others, mesh), edges, executables, default, shardings)
     shardings.update(found)
-    made = fragments(groups, shardings, edges.out_shardings, donated, mesh, default)
+    made = fragments(groups, shardings, edges.out_shardings, donated, edges.copied, mesh, default)
     check_stage(made, "fragments")
     on_devices = {var for node in groups.nodes if isinstance(node, Group) for var in node.inputs}.union(edges.awaited)
 
@@ -176,7 +178,7 @@ def _partitioned(
                 else {*variables(keep_where(inner.outputs, [var in on_devices for var in node.outputs]))}
             )
             donated = [k >= len(node.captured) for k in range(len(given))]
-            inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited)
+            inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited=awaited)
             blocks.append(_partitioned(inner, inside, executables, default, shardings))
         return with_blocks(node, blocks)
 
@@ -201,6 +203,7 @@ def make_plan(
     agree: bool | str,
     caller: Stream | None,
     numbers: tuple[int, ...] = (),
+    on_devices: tuple[int, ...] = (),
 ) -> Plan:
     """The plan of a program, made once.
 
@@ -212,7 +215,8 @@ def make_plan(
         name: its name.
         agree: see `PlanData`.
         caller: see `structured`.
-        numbers: the positions of the arguments that are Python numbers, or NumPy's.
+        numbers: the positions of the arguments that are Python numbers, or NumPy's, if it chooses whether to call.
+        on_devices: the positions of those given to calls without results that are arrays on devices.
 
     Raises:
         ValueError: a call is where the host cannot make it.
@@ -235,7 +239,8 @@ def make_plan(
     along = counted(program, executables.numbers)
     check_devices(program, mesh)
     shardings: dict[Var, Sharding | None] = {}
-    edges = _Edges("program", in_shardings, out_shardings, donated)
+    copied = [arguments[i] for i in on_devices if executables.wait_for_calls and is_copied_for_calls(arguments[i])]
+    edges = _Edges("program", in_shardings, out_shardings, donated, copied)
     partitioned = _partitioned(program, edges, executables, default, shardings)
     if is_over_processes(mesh) and (named := own_shards(program, shardings, mesh)) is not program:
         program, shardings = named, {}

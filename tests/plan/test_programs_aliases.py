@@ -1,6 +1,7 @@
 """Programs whose calls return their arguments, whose arguments are given away, or whose calls come back to them."""
 
 import contextlib
+import functools
 import itertools
 import threading
 
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -520,3 +522,101 @@ def test_a_function_is_outside_of_all_programs_around_its_call(depth, without_ji
     small = partjit.Mesh(np.array(jax.devices()[:1]), ("one",))
     with small, jax.disable_jit(without_jit):
         np.testing.assert_array_equal(program(jnp.ones(8)), np.full(8, 2.0 + depth))
+
+
+# Arguments that calls without results get beside what the devices compute
+
+ARGUMENTS = {
+    "whole numbers": np.arange(64, dtype=np.int32),
+    "floats, one of them no number": np.where(np.arange(64) == 5, np.nan, np.linspace(0, 1, 64)).astype(np.float32),
+    "flags": np.arange(64) % 3 == 0,
+    "a number": np.float32(3),
+    "of 2 bytes": np.arange(64).astype(jnp.bfloat16),
+    "more than is copied": np.arange(8192, dtype=np.float32),
+}
+OWNERS = {
+    "keeps it": lambda given: None,
+    "deletes it": lambda given: given.delete(),
+    "donates it": lambda given: jax.jit(lambda a: a ^ True if a.dtype == bool else a * 0, donate_argnums=0)(given),
+}
+
+
+def look(x, y):
+    rendezvous.hear("go")
+    rendezvous.logs["looked"].append((np.asarray(x).copy(), np.asarray(y).copy()))
+
+
+@pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize("sharded", [None, P(), P("x")], ids=str)
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_an_argument_is_seen_by_a_logger_as_it_was_whatever_its_owner_does_then(kind, sharded):
+    value = ARGUMENTS[kind]
+    if sharded == P("x") and not value.shape:
+        return
+    mesh = partjit.Mesh(np.array(jax.devices()[: 1 if sharded is None else 4]), ("x",))
+    log = colocated_python(look, **nothing)
+    step = pjit(lambda w, given: (log(given, jnp.sum(w)), w + 1)[1])
+    place = functools.partial(jax.device_put, device=NamedSharding(mesh, sharded or P()))
+    w, given = place(np.ones(8, np.float32)), place(value)
+    (call,) = [node for node in step.plan(w, given).nodes if isinstance(node, ColocatedCall)]
+    assert call.pinned == (kind == "more than is copied", False)
+    for owner in OWNERS.values():
+        rendezvous.clear()
+        given = place(value)
+        step(w, given)
+        owner(given)
+        rendezvous.say("go")
+        colocated.wait()
+        ((seen, total),) = rendezvous.logs["looked"]
+        np.testing.assert_array_equal(seen, value)
+        assert (seen.dtype, total) == (value.dtype, 8)
+    given = place(value)
+    with jax.debug_nans(True):
+        step(w, given)  # which has NaNs that no device has computed
+        colocated.wait()
+    np.testing.assert_array_equal(rendezvous.logs["looked"][-1][0], value)
+
+
+@pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize(
+    "reads", ["nothing else", "another argument", "a call's result", "what is computed of numbers"]
+)
+def test_no_fragment_is_made_to_copy_an_argument_for_a_logger(reads):
+    log = colocated_python(look, **nothing)
+    other = {
+        "nothing else": lambda w, given: 0,
+        "another argument": lambda w, given: w,
+        "a call's result": lambda w, given: same(w),
+        "what is computed of numbers": lambda w, given: 3,
+    }[reads]
+
+    def step(w, given):
+        log(given, other(w, given))
+        return w + 1
+
+    w, given = jnp.ones(8), jnp.arange(8)
+    plan = pjit(step).plan(w, given)
+    (call,) = [node for node in plan.nodes if isinstance(node, ColocatedCall) and node.callee.name == "look"]
+    assert call.pinned[0]
+    assert len([node for node in plan.nodes if isinstance(node, Fragment)]) == 1
+    rendezvous.say("go")
+    pjit(step)(w, given)
+    colocated.wait()
+    ((seen, _),) = rendezvous.logs["looked"]
+    np.testing.assert_array_equal(seen, given)
+
+
+@pytest.mark.usefixtures("meeting")
+def test_numpy_arrays_and_numbers_stay_on_the_host_where_a_logger_gets_them():
+    rendezvous.say("go")
+    log = colocated_python(look, **nothing)
+    step = pjit(lambda w, given: (log(given, jnp.sum(w)), w + 1)[1])
+    for given in (np.arange(8), jnp.arange(8), 7):
+        step(jnp.ones(8), given)
+        colocated.wait()
+        np.testing.assert_array_equal(rendezvous.logs["looked"][-1][0], given)
+        plan = step.plan(jnp.ones(8), given)
+        (call,) = [node for node in plan.nodes if isinstance(node, ColocatedCall)]
+        (fragment,) = [node for node in plan.nodes if isinstance(node, Fragment)]
+        assert len(fragment.inputs) == (2 if isinstance(given, jax.Array) else 1)
+        assert call.pinned[0] is not isinstance(given, jax.Array)

@@ -13,7 +13,17 @@ from partjit.plan.ir.build import read, reading
 from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, Value, VarBlock, VarNode
 from partjit.plan.ir.walk import variables
 
-__all__ = ["fragments", "replicated", "shardings_of_fragment"]
+__all__ = ["fragments", "is_copied_for_calls", "replicated", "shardings_of_fragment"]
+
+_MOST_BYTES_COPIED = 2**14
+"""Of an argument that a fragment copies in less time than it takes to pin it."""
+
+
+def is_copied_for_calls(argument: Var) -> bool:
+    """Whether a fragment copies an argument of a program for calls in less time than it takes to pin it."""
+    dtype, size = argument.aval.dtype, argument.aval.size
+    is_number = any(jax.numpy.issubdtype(dtype, kind) for kind in (jax.numpy.number, jax.numpy.bool_))
+    return is_number and size * dtype.itemsize <= _MOST_BYTES_COPIED
 
 
 def fragments(
@@ -21,6 +31,7 @@ def fragments(
     shardings: dict[Var, Sharding | None],
     out_shardings: Sequence[MaybeSharding],
     donated: Collection[Var],
+    copied: Collection[Var],
     mesh: Mesh,
     default: Sharding | None,
 ) -> VarBlock:
@@ -34,10 +45,11 @@ def fragments(
         shardings: of its variables, to which those of the variables made here are added.
         out_shardings: of its results, UNSPECIFIED where nothing is known.
         donated: its arguments that fragments may donate.
+        copied: its arguments that a fragment copies for calls in less time than it takes to pin them.
         mesh: the mesh, maybe empty.
         default: the sharding of everything if there is no mesh, or None.
     """
-    making = _Making(block, shardings, donated)
+    making = _Making(block, shardings, donated, copied)
     leaving: dict[int, Var] = {}
     for position, node in enumerate(block.nodes):
         if not isinstance(node, Group):
@@ -77,10 +89,17 @@ class _Making:
         nodes: what there is so far.
     """
 
-    def __init__(self, block: VarBlock, shardings: dict[Var, Sharding | None], donated: Collection[Var]) -> None:
+    def __init__(
+        self,
+        block: VarBlock,
+        shardings: dict[Var, Sharding | None],
+        donated: Collection[Var],
+        copied: Collection[Var],
+    ) -> None:
         self._block = block
         self._shardings = shardings
         self._donated = donated
+        self._copied = copied
         self._readers: dict[Var, list[int]] = {}
         for position, node in enumerate(block.nodes):
             for var in dict.fromkeys(variables(node.inputs)):
@@ -97,11 +116,12 @@ class _Making:
         for var in exports.own:
             if var in self._readers:
                 self._export(var, exports)
-        # A call that may still run reads a copy of what is donated.
+        # A call that may still run reads a copy of what is donated, and of what is copied along with what it waits for.
+        beside = () if group.by_one_device else self._read_beside(position, exports)
         copies = {}
-        for var in group.inputs:
+        for var in dict.fromkeys([*group.inputs, *beside]):
             later = [reader for reader in self._readers[var] if reader > position]
-            if var in self._donated and later and all(map(self._may_still_run, later)):
+            if (var in self._donated or var in beside) and later and all(map(self._may_still_run, later)):
                 copies[var] = exports.add(var, new_var(var.aval))
                 self._shardings[copies[var]] = self._shardings[var]
         eqns = [node.eqn for node in group.nodes if isinstance(node, Equation)]
@@ -109,7 +129,7 @@ class _Making:
         used = variables([*(atom for eqn in eqns for atom in eqn.invars), *atoms])
         consts = {var: self._block.consts[var] for var in used if var in self._block.consts}
         # C++ dispatches a first fragment only if that takes arguments in the order in which the program does.
-        taken = group.inputs
+        taken = tuple(dict.fromkeys([*group.inputs, *copies]))
         if self._arguments.keys() >= {*taken}:
             taken = tuple(sorted(taken, key=self._arguments.__getitem__))
         jaxpr = closed_jaxpr(taken, atoms, eqns, consts)
@@ -118,6 +138,17 @@ class _Making:
         fragment = Fragment(jaxpr, inputs, outputs, group.cost, (False,) * len(inputs))
         self.nodes.append(dataclasses.replace(fragment, by_one_device=group.by_one_device))
         self.env.update(copies)
+
+    def _read_beside(self, position: int, exports: _Exports) -> list[Var]:
+        """The arguments to be copied that calls read beside what the group at a position computes.
+
+        Calls with results are left alone: the calling thread may run them.
+        """
+        own = {*exports.own}
+        readers = {reader for var in own for reader in self._readers.get(var, ()) if reader > position}
+        calls = [node for i in sorted(readers) if isinstance(node := self._block.nodes[i], ColocatedCall)]
+        inputs = [var for call in calls if not call.outputs for var in variables(call.inputs)]
+        return [var for var in inputs if var in self._copied and var not in self.env]
 
     def _export(self, var: Var, exports: _Exports) -> None:
         sharding = self._shardings[var]

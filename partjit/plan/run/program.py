@@ -16,8 +16,9 @@ from jax.sharding import Mesh, Sharding
 
 from partjit._jax.arrays import device_put, is_of_one_process, resharded
 from partjit._jax.compiling import MeshExecutable
+from partjit._jax.dispatch import results_are_checked
 from partjit._jax.tracing import low_jaxpr, trace_context
-from partjit.calls import chooses_whether_to_call, streams_of
+from partjit.calls import chooses_whether_to_call, given_to_calls_without_results, streams_of
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.host_values import Destination, is_host_value
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -76,7 +77,10 @@ def plan_of(
     numbers: tuple[int, ...] = ()
     if chooses_whether_to_call(jaxpr.jaxpr):
         numbers = tuple(i for i, arg in enumerate(args) if is_host_value(arg) and not np.ndim(cast(Any, arg)))
-    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller, numbers)
+    on_devices: tuple[int, ...] = ()
+    if not results_are_checked():  # for NaNs, which an argument may have
+        on_devices = tuple(i for i in given_to_calls_without_results(jaxpr.jaxpr) if not is_host_value(args[i]))
+    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller, numbers, on_devices)
 
 
 def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:

@@ -345,4 +345,4 @@ def _is_of_arguments(tree: PyTreeDef, leaves: Iterable[int]) -> bool:
 
 def _context() -> tuple[object, ...]:
     """Everything besides its arguments that a call depends on."""
-    return trace_context(), entered_stream()
+    return trace_context(), entered_stream(), results_are_checked()
