@@ -7,7 +7,7 @@ import jax
 from jax.extend.core import DropVar, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
+from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of
 from partjit._jax.shardings import MaybeSharding, or_none, or_unspecified
 from partjit.plan.ir.build import read, reading
 from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, Value, VarBlock, VarNode
@@ -21,9 +21,9 @@ _MOST_BYTES_COPIED = 2**14
 
 def is_copied_for_calls(argument: Var) -> bool:
     """Whether a fragment copies an argument of a program for calls in less time than it takes to pin it."""
-    dtype, size = argument.aval.dtype, argument.aval.size
-    is_number = any(jax.numpy.issubdtype(dtype, kind) for kind in (jax.numpy.number, jax.numpy.bool_))
-    return is_number and size * dtype.itemsize <= _MOST_BYTES_COPIED
+    aval = type_of(argument)
+    is_number = any(jax.numpy.issubdtype(aval.dtype, kind) for kind in (jax.numpy.number, jax.numpy.bool_))
+    return is_number and aval.size * aval.dtype.itemsize <= _MOST_BYTES_COPIED
 
 
 def fragments(
