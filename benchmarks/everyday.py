@@ -116,6 +116,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "metrics of an evaluation": Entry(evaluation.metrics_of_batches, 50, 200),
     "log of each layer": Entry(layers.log_of_layers, 20, 50),
     "slow loader": Entry(training.slow_loader, 20, 50),
+    "augmentation": Entry(training.augmentation, 50, 100),
     "checkpoints": Entry(training.checkpoints, 20, 50),
     "loader of microbatches": Entry(gradients.microbatches, 10, 20),
     "derivative of NumPy": Entry(gradients.derivative, 20, 50),

@@ -97,6 +97,12 @@ _text = _Forgetful()
 _due = 0.0
 
 
+def augmented(batch: Any) -> np.ndarray:
+    """A batch of bytes, as floats, mirrored."""
+    floats = np.asarray(batch).astype(np.float32) / 255
+    return np.flip(floats, 1) - floats.mean()
+
+
 def save(params: Iterable[Any]) -> None:
     """Writes a checkpoint."""
     arrays = [*map(np.asarray, params)]

@@ -20,6 +20,7 @@ from situations.ways import (
     IO,
     JAX,
     OURS,
+    PURE,
     THREAD,
     Place,
     Run,
@@ -297,6 +298,43 @@ def slow_loader(place: Place, iterations: int) -> Situation:
             OURS: within(pjit, next_batch, ended),
             f"{OURS}, called before the step": fed_by(next_batch, end=lambda _: colocated.wait()),
             IO: within(jax.jit, functools.partial(callback, IO, reading(), place.spec(*shape)), finished),
+        },
+    )
+
+
+def augmentation(place: Place, iterations: int) -> Situation:
+    """Each batch, which is bytes in memory, is augmented by NumPy before its step."""
+    rng = np.random.default_rng(0)
+    raw = [rng.integers(0, 255, (BATCH, WIDTH), dtype=np.uint8) for _ in range(8)]
+    params, to_rows = new_params(place), place.quickest(place.put)
+    jitted = jax.jit(update, donate_argnums=0)
+    spec = place.spec(BATCH, WIDTH)
+
+    def over(step: Any) -> Run:
+        def run() -> Any:
+            own, loss = jax.tree.map(jnp.copy, params), None
+            for i in range(iterations):
+                own, loss = step(own, raw[i % len(raw)])
+            return ended((own, loss))
+
+        return run
+
+    def by_hand(own: Any, batch: Any) -> Any:
+        return jitted(own, to_rows(host.augmented(batch)))
+
+    ours = colocated.colocated_python(host.augmented, out_specs=spec, devices=[*place.mesh.devices.flat])
+
+    def within(wrap: Any, augmented: Any) -> Run:
+        return over(wrap(lambda own, batch: update(own, augmented(batch)), donate_argnums=0))
+
+    return Situation(
+        iterations,
+        {
+            BY_HAND: over(by_hand),
+            OURS: within(pjit, ours),
+            f"{OURS}, called before the step": over(lambda own, batch: jitted(own, ours(batch))),
+            IO: within(jax.jit, lambda batch: callback(IO, host.augmented, spec, batch)),
+            PURE: within(jax.jit, lambda batch: callback(PURE, host.augmented, spec, batch)),
         },
     )
 

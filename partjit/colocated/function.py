@@ -125,7 +125,7 @@ class ColocatedFunction(Colocated):
                 arrays = put_arguments(leaves, specs, options.devices)
             args, kwargs = tree.unflatten(arrays)
             specialization = cache.find(self._definition, args, kwargs)
-            known = KnownHostArguments.of(tree, leaves, arrays)
+            known = KnownHostArguments.of(tree, leaves, arrays, are_devices_given=options.devices is not None)
             cache.last_with_host_values = known and (known, specialization)
             return specialization(args, kwargs, arrays, False)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)

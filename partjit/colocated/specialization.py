@@ -109,7 +109,8 @@ class Specialization(PreparedFunction):
         is_cheap = self._mode == "auto" and self._stream is None and self._cheapness.is_shown
         is_ready = self._is_prepared and self._is_here and self._is_known_to_all
         if not is_ready or self._mode == "inline" or is_cheap or journal.current is not None:
-            leaves = put_host_arguments(leaves)
+            if not (is_ready and self._takes_numpy and journal.current is None):
+                leaves = put_host_arguments(leaves)
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             return self(args, kwargs, leaves, True)
         try:

@@ -1,12 +1,13 @@
 """Calls with NumPy arrays and numbers that are like an earlier one, recognized quickly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from partjit._jax.arrays import type_sharding_and_commitment
 from partjit._jax.threads import has_64_bits
+from partjit._jax.tracing import trace_context
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of
 from partjit.colocated.runtime.host_values import Destination, is_host_value
@@ -21,15 +22,18 @@ class KnownHostArguments:
     function runs, so they need no pins, and where it runs on a thread, that thread puts them on devices.
     """
 
-    __slots__ = ("_destinations", "_kinds", "_of_arrays", "_tree", "_x64")
+    __slots__ = ("_context", "_context_of", "_destinations", "_kinds", "_of_arrays", "_tree")
 
-    def __init__(self, tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array]) -> None:
+    def __init__(
+        self, tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array], are_devices_given: bool
+    ) -> None:
         """Of a call.
 
         Args:
             tree: the structure of the arguments.
             leaves: the arguments.
             arrays: what they became; other arguments are as they were.
+            are_devices_given: whether the options of the function say on which devices.
         """
         self._tree = tree
         self._kinds = [_kind(leaf) if is_host_value(leaf) else None for leaf in leaves]
@@ -38,20 +42,25 @@ class KnownHostArguments:
             for leaf, kind in zip(leaves, self._kinds, strict=True)
         ]
         self._destinations = [Destination(array.aval, array.sharding, array.committed) for array in arrays]
-        self._x64 = has_64_bits()
+        # Without an array among them, the context says which devices these are.
+        self._context_of: Callable[[], object] = (
+            has_64_bits if are_devices_given or None in self._kinds else trace_context
+        )
+        self._context = self._context_of()
 
     @staticmethod
-    def of(tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array]) -> "KnownHostArguments | None":
-        """As the constructor; None if the devices depend on anything but the arguments, or one is no plain array."""
+    def of(
+        tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array], *, are_devices_given: bool
+    ) -> "KnownHostArguments | None":
+        """As the constructor; None if one of the arguments is no plain array."""
         try:
-            known = KnownHostArguments(tree, leaves, arrays)
+            return KnownHostArguments(tree, leaves, arrays, are_devices_given)
         except AttributeError:  # pending, or an array of keys
             return None
-        return known if None in known._kinds else None
 
     def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
         """The flat arguments, with `HostArgument`s, if they are of the known kinds; else None."""
-        if self._x64 != has_64_bits():
+        if self._context != self._context_of():
             return None
         try:
             leaves = leaves_of(self._tree, (args, kwargs))

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
+from partjit.colocated.runtime.host_values import Destination
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
@@ -39,7 +40,14 @@ def look(value, other):
     return value
 
 
-@sees("kinds that are known", "a number that is too large", "another layout", "64 bits")
+CONTEXTS = {
+    "64 bits": lambda mesh: jax.enable_x64(True),
+    "another default device": lambda mesh: jax.default_device(jax.devices()[2]),
+    "a mesh that is set": lambda mesh: jax.set_mesh(mesh),
+}
+
+
+@sees("kinds that are known", "a number that is too large", "another layout", "known without arrays", *CONTEXTS)
 @examples(40)
 @given(st.data())
 def test_known_kinds_of_arguments_change_nothing(mesh, data):
@@ -48,48 +56,68 @@ def test_known_kinds_of_arguments_change_nothing(mesh, data):
         "mode": data.draw(st.sampled_from(["inline", "stream", "auto"])),
         "arrays": data.draw(st.sampled_from(["jax", "numpy"])),
         "out_specs_fn": lambda value, other: value,
+        "devices": data.draw(st.sampled_from([None, None, [jax.devices()[3]], [*mesh.devices.flat]])),
     }
     known, unknown = (colocated_python(look, **options) for _ in range(2))
     layouts = [NamedSharding(mesh, P("x")), NamedSharding(mesh, P()), jax.devices()[1]]
     others = [jax.device_put(jnp.arange(8.0), layout) for layout in layouts] + [jnp.arange(8.0), 7, np.arange(3)]
-    draws = st.tuples(st.sampled_from(VALUES), st.integers(0, 5), st.booleans())
-    times = st.integers(1, 3)
-    for value, i, x64 in data.draw(st.lists(draws, min_size=1, max_size=4)):
-        for _ in range(data.draw(times)):
+    contexts = st.lists(st.sampled_from(["", "", *CONTEXTS]), min_size=1, max_size=4)
+    draws = st.tuples(st.sampled_from(VALUES), st.integers(0, 5), contexts)
+    for value, i, entered in data.draw(st.lists(draws, min_size=1, max_size=4)):
+        for context in entered:
             results = []
             for f in (known, unknown):
                 unknown._cache.last_with_host_values = None
                 hits = known._cache.hits
-                with jax.enable_x64(True) if x64 else contextlib.nullcontext():
+                with CONTEXTS[context](mesh) if context else contextlib.nullcontext():
                     try:
                         result = f(value, others[i])
                         results.append((result.aval, result.sharding, result.committed, np.asarray(result).tolist()))
-                    except OverflowError as error:
-                        results.append(str(error))
-                saw("kinds that are known", when=known._cache.hits > hits)
-            saw("a number that is too large", when=isinstance(results[0], str))
+                    except (OverflowError, ValueError) as error:
+                        results.append(f"{type(error).__name__}: {error}")
+                is_known = known._cache.hits > hits
+                saw("kinds that are known", when=is_known)
+                saw("known without arrays", when=is_known and not isinstance(others[i], jax.Array))
+            saw("a number that is too large", when=str(results[0]).startswith("OverflowError"))
             saw("another layout", when=i == 1)
-            saw("64 bits", when=x64)
+            for name in CONTEXTS:
+                saw(name, when=name == context)
             assert results[0] == results[1]
     colocated.wait()
     seen = rendezvous.logs["seen"]
     assert seen[::2] == seen[1::2]
 
 
+@pytest.mark.parametrize("beside", ["an array", "a NumPy array"])
 @pytest.mark.parametrize("arrays", ["jax", "numpy"])
-def test_a_numpy_array_may_be_changed_right_after_each_call(arrays, mesh):
+def test_a_numpy_array_may_be_changed_right_after_each_call(arrays, beside, mesh):
     def later(x, y):
         rendezvous.hear("go")
         return x
 
     f = colocated_python(later, mode="stream", arrays=arrays, out_specs_fn=lambda x, y: x)
-    value, y = np.zeros(4, np.float32), jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("x")))
+    value, y = np.zeros(4, np.float32), np.arange(8.0, dtype=np.float32)
+    if beside == "an array":
+        y = jax.device_put(y, NamedSharding(mesh, P("x")))
     results = []
     for i in range(3):
         value[:] = i
         results.append(f(value, y))
     rendezvous.say("go")
     assert [np.asarray(result).tolist() for result in results] == [[float(i)] * 4 for i in range(3)]
+
+
+@pytest.mark.parametrize("mode", ["inline", "auto", "stream"])
+def test_a_function_of_numpy_arrays_gets_them_without_their_being_put_on_devices(mode, monkeypatch):
+    spec = jax.ShapeDtypeStruct((4,), np.float32)
+    options = {"mode": mode, "arrays": "numpy", "out_specs": spec, "devices": jax.devices()[:2]}
+    double = colocated_python(lambda value: value * 2, **options)
+    value = np.arange(4, dtype=np.float32)
+    for _ in range(3):
+        np.testing.assert_array_equal(double(value), value * 2)
+    monkeypatch.setattr(Destination, "put", None)
+    for i in range(3):
+        np.testing.assert_array_equal(double(value + i), value * 2 + 2 * i)
 
 
 def test_pending_arguments_and_those_of_programs_are_as_before(mesh):
