@@ -22,9 +22,7 @@ from partjit.colocated.prepared import PreparedFunction
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, code_site, without_stop
-from partjit.colocated.runtime.host_values import (
-    put_host_arguments,
-)
+from partjit.colocated.runtime.host_values import is_new, put_host_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.moves import together
 from partjit.colocated.runtime.observation import observe_call
@@ -171,6 +169,8 @@ class Specialization(PreparedFunction):
             returned: a list of what the function returned; if they are something else, some may have been moved.
             args, kwargs: the arguments.
         """
+        if is_new(returned[0]):
+            return result
         given = jax.tree.leaves((args, kwargs))
         leaves, tree = jax.tree.flatten(result)
         ids = [*map(id, leaves)]
