@@ -322,7 +322,9 @@ def augmentation(place: Place, iterations: int) -> Situation:
     def by_hand(own: Any, batch: Any) -> Any:
         return jitted(own, to_rows(host.augmented(batch)))
 
-    ours = colocated.colocated_python(host.augmented, out_specs=spec, devices=[*place.mesh.devices.flat])
+    devices = [*place.mesh.devices.flat]
+    ours = colocated.colocated_python(host.augmented, out_specs=spec, devices=devices, uses_jax=False)
+    with_jax = colocated.colocated_python(host.augmented, out_specs=spec, devices=devices)
 
     def within(wrap: Any, augmented: Any) -> Run:
         return over(wrap(lambda own, batch: update(own, augmented(batch)), donate_argnums=0))
@@ -332,6 +334,7 @@ def augmentation(place: Place, iterations: int) -> Situation:
         {
             BY_HAND: over(by_hand),
             OURS: within(pjit, ours),
+            f"{OURS}, without uses_jax": within(pjit, with_jax),
             f"{OURS}, called before the step": over(lambda own, batch: jitted(own, ours(batch))),
             IO: within(jax.jit, lambda batch: callback(IO, host.augmented, spec, batch)),
             PURE: within(jax.jit, lambda batch: callback(PURE, host.augmented, spec, batch)),

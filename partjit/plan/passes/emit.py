@@ -37,12 +37,12 @@ class _Devices(NamedTuple):
     """The devices of a program.
 
     Attributes:
-        meet: whether several would meet for calls, which are in no loop or branch.
+        wait_in_vain: whether they would wait for calls before all of their work, which are in no loop or branch.
         are_cpus: whether all are CPUs.
         are_one_cpu: whether there is one only, a CPU.
     """
 
-    meet: bool
+    wait_in_vain: bool
     are_cpus: bool
     are_one_cpu: bool
 
@@ -61,7 +61,7 @@ def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool) -> Bound:
     """
     if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
-    devices = _Devices(mesh.size > 1, on_cpus, on_one_cpu)
+    devices = _Devices(mesh.size > 1 or on_one_cpu, on_cpus, on_one_cpu)
     return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh, devices))
 
 
@@ -147,10 +147,10 @@ def _settled(
     If the rest is expensive, the host does something else while the devices work, and they reuse the memory of large
     arrays. If it is so cheap that a CPU computes it in the host's own thread, that goes from one to the next in less
     time than an executable takes to call it. A call before all of the rest takes no dispatch of its own, and several
-    devices would have to meet for it.
+    devices would have to meet for it; on one CPU, an executable that makes calls keeps its caller waiting.
     """
-    first = next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
-    if devices.meet and first:
+    first = _calls_before_work(run) if devices.wait_in_vain else 0
+    if first:
         yield None, [*map(_by_the_host, run[:first])]
         yield from _runs(run[first:], devices)
         return
@@ -165,6 +165,11 @@ def _settled(
     yield kind, run
 
 
+def _calls_before_work(run: Sequence[Node]) -> int:
+    """How many calls come before anything else."""
+    return next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
+
+
 def _by_the_host(node: Node) -> Node:
     return dataclasses.replace(node, is_emitted=False) if isinstance(node, ColocatedCall) else node
 
@@ -172,7 +177,7 @@ def _by_the_host(node: Node) -> Node:
 def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> Node:
     if not isinstance(node, Loop | Branch):
         return node
-    devices = devices._replace(meet=False)
+    devices = devices._replace(wait_in_vain=False)
     return with_blocks(node, [_emitted(block, constants, mesh, devices) for block in node.blocks])
 
 
