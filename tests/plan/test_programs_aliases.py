@@ -620,3 +620,29 @@ def test_numpy_arrays_and_numbers_stay_on_the_host_where_a_logger_gets_them():
         (fragment,) = [node for node in plan.nodes if isinstance(node, Fragment)]
         assert len(fragment.inputs) == (2 if isinstance(given, jax.Array) else 1)
         assert call.pinned[0] is not isinstance(given, jax.Array)
+
+
+@pytest.mark.usefixtures("meeting")
+def test_what_the_host_computes_of_numbers_takes_no_argument_to_be_copied(mesh):
+    rendezvous.say("go")
+    log, note = colocated_python(look, **nothing), noting("even")
+
+    def step(w, i, given):
+        log(given, i % 2)
+        jax.lax.cond(i % 2 == 0, lambda: note(i) and None, lambda: None)
+        return w + 1
+
+    w, given = (jax.device_put(jnp.arange(8), NamedSharding(mesh, P("x"))) for _ in range(2))
+    plan = pjit(step).plan(w, 3, given)
+    by_host = [node for node in plan.nodes if isinstance(node, Fragment) and node.by_one_device]
+    assert [[value.name for value in fragment.inputs] for fragment in by_host] == [["i"]]
+    (call,) = [node for node in plan.nodes if isinstance(node, ColocatedCall)]
+    assert call.pinned == (False, False)
+    program = pjit(step)
+    for i in range(3):
+        program(w, i, given)
+    colocated.wait()
+    assert [int(odd) for _, odd in rendezvous.logs["looked"]] == [0, 1, 0]
+    for seen, _ in rendezvous.logs["looked"]:
+        np.testing.assert_array_equal(seen, given)
+    assert len(rendezvous.logs["calls"]) == 2

@@ -7,7 +7,6 @@ that of its stream. Where callers want their results one by one, waiting for mor
 soon as it comes.
 """
 
-import itertools
 import time
 import weakref
 
@@ -96,7 +95,7 @@ def hurry(call: Call) -> None:
     for lane in call.lanes:
         _hurry_in(lane)
         if len(call.lanes) > 1:
-            for first in itertools.islice([*lane.calls], 1):
+            for first in [*lane.calls][:1]:
                 _hurry_in(first.lanes[0])
 
 

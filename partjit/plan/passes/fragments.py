@@ -117,7 +117,7 @@ class _Making:
             if var in self._readers:
                 self._export(var, exports)
         # A call that may still run reads a copy of what is donated, and of what is copied along with what it waits for.
-        beside = () if group.by_one_device else self._read_beside(position, exports)
+        beside = self._read_beside(position, exports)
         copies = {}
         for var in dict.fromkeys([*group.inputs, *beside]):
             later = [reader for reader in self._readers[var] if reader > position]
