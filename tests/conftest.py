@@ -52,7 +52,10 @@ def meeting():
 
 @pytest.fixture
 def accelerators(monkeypatch):
-    """Devices 4 to 7 play accelerators, whose CPU devices are 0 to 3; no executable waits for calls."""
+    """Devices 4 to 7 play accelerators, whose CPU devices are 0 to 3; no executable waits for calls.
+
+    What is moved between them is read and put, as where they are of different kinds."""
+    from partjit._jax import moves
     from partjit.colocated import devices
     from partjit.plan.passes import choose_emitted
 
@@ -66,10 +69,21 @@ def accelerators(monkeypatch):
         return [by_id[d.id % 4] for d in real(of)]
 
     monkeypatch.setattr(devices, "colocated_cpu_devices", fake)
+
+    def are_between_kinds(source, target):
+        kinds = [{device.id >= 4 for device in sharding.device_set} for sharding in (source, target)]
+        return {*map(len, kinds)} == {1} and kinds[0] != kinds[1]
+
+    def cleared():
+        devices.colocated_sharding.cache_clear()
+        moves._way.cache_clear()
+
     monkeypatch.setattr(choose_emitted, "ANSWERED", frozenset())
-    devices.colocated_sharding.cache_clear()
+    monkeypatch.setattr(moves, "_is_between_kinds", are_between_kinds)
+    monkeypatch.setattr(moves, "_read", np.array)  # a copy, as of other memory
+    cleared()
     yield by_id[4:]
-    devices.colocated_sharding.cache_clear()
+    cleared()
 
 
 @pytest.fixture

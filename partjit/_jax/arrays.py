@@ -47,11 +47,11 @@ __all__ = [
     "keys_of_data",
     "kind_of_keys",
     "memory_of",
-    "moved",
     "numpy_putter",
+    "of_same_buffers",
+    "put_explicitly",
     "register_array_type",
     "replica_of",
-    "resharded",
     "shareable",
     "type_and_sharding",
     "type_sharding_and_commitment",
@@ -96,11 +96,11 @@ def for_another_thread(array: ArrayImpl) -> ArrayImpl:
     To list the buffers of an array over several devices takes many times as long as to make another array of them,
     whose list concerns only the thread that uses it. If one of the two is deleted or donated, so is the other.
     """
-    other = _of_same_buffers(array) if _BUFFERS_ARE_LISTED_IN_STEPS else None
+    other = of_same_buffers(array) if _BUFFERS_ARE_LISTED_IN_STEPS else None
     return shareable(array) if other is None else other
 
 
-def _of_same_buffers(array: ArrayImpl) -> ArrayImpl | None:
+def of_same_buffers(array: ArrayImpl) -> ArrayImpl | None:
     """Another array over several devices with the buffers of one; None of other arrays."""
     if array.sharding.num_devices == 1 or not array.committed or not array.is_fully_addressable or array.is_deleted():
         return None
@@ -115,21 +115,6 @@ def device_put(values: PyTree, shardings: PyTree) -> PyTree:
 def is_of_one_process(value: object, sharding: Sharding) -> bool:
     """Whether it is an array that this process has all of, to be sharded over others as well, and puts its own part."""
     return isinstance(value, jax.Array) and value.is_fully_addressable and not sharding.is_fully_addressable
-
-
-def resharded(value: jax.Array, sharding: Sharding) -> jax.Array:
-    """An array with another sharding; of one that this process has all of, it puts its part without the others."""
-    if not is_of_one_process(value, sharding):
-        return device_put(value, sharding)
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-    aval = ShapedArray(value.shape, value.dtype, value.aval.weak_type)
-    return numpy_putter(aval, sharding, True)(np.asarray(value))
-
-
-def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Each array with the sharding wanted of it; as it is if it has that."""
-    return [x if x.sharding == s else device_put(x, s) for x, s in zip(arrays, shardings, strict=True)]
 
 
 def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
@@ -167,7 +152,7 @@ def capsule_of(buffer: Any) -> object:
 
 def capsules_of(array: ArrayImpl) -> list[object]:
     """A DLPack capsule of each of the buffers of an array."""
-    own = _of_same_buffers(array)
+    own = of_same_buffers(array)
     if own is None:
         return [*map(capsule_of, buffers_of(array))]
     return [*map(_jax.buffer_to_dlpack_managed_tensor, own._arrays)]  # which nobody else has, and so nobody deletes
@@ -217,7 +202,7 @@ def copy_of(array: ArrayImpl) -> ArrayImpl:
     given = [array], [devices], [sharding], [xc.ArrayCopySemantics.ALWAYS_COPY]
     try:
         (copy,) = xc.batched_copy_array_to_devices_with_sharding(*given)
-    except jax.errors.JaxRuntimeError:  # of a transfer guard, as in `_put_explicitly`
+    except jax.errors.JaxRuntimeError:  # of a transfer guard, as in `put_explicitly`
         with config.explicit_device_put_scope():
             (copy,) = xc.batched_copy_array_to_devices_with_sharding(*given)
     return copy
@@ -251,16 +236,17 @@ def numpy_putter(
             aval.shape, sharding, lambda index: value[index], dtype=aval.dtype
         )
     devices = [*device_list(sharding)]
-    put = _put_explicitly if is_explicit else _put
+    put = put_explicitly if is_explicit else _put
     if sharding.is_fully_replicated:
         return lambda value: put(aval, sharding, [value] * len(devices), devices, committed)
     indices = [sharding.addressable_devices_indices_map(aval.shape)[device] for device in devices]
     return lambda value: put(aval, sharding, [value[index] for index in indices], devices, committed)
 
 
-def _put_explicitly(
+def put_explicitly(
     aval: ShapedArray, sharding: Sharding, values: Sequence[Any], devices: Sequence[Device], committed: bool
 ) -> jax.Array:
+    """The array of a type and sharding of a NumPy array for each device of it in this process."""
     try:
         return _put(aval, sharding, values, devices, committed)
     except jax.errors.JaxRuntimeError:  # of a guard, which takes a transfer to be implicit unless this is entered
@@ -319,7 +305,7 @@ def array_of_shards(
     shards = [by_device[device] for device in devices]
     if sharding.is_fully_addressable and all(type(s) is np.ndarray and s.dtype.kind != "T" for s in shards):
         # Moving them one by one takes several times as long, as in `numpy_putter`.
-        return _put_explicitly(aval, sharding, shards, devices, True)
+        return put_explicitly(aval, sharding, shards, devices, True)
     arrays = [
         shard if isinstance(shard, jax.Array) and shard.device is device else jax.device_put(shard, device)
         for shard, device in zip(shards, devices, strict=True)

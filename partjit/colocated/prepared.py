@@ -8,7 +8,8 @@ import jax
 from jax.sharding import Sharding
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, device_put, moved
+from partjit._jax.arrays import ArrayImpl
+from partjit._jax.moves import moved, moved_to
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.agreement.setup import agreement_of
 from partjit.colocated.cheapness import Cheapness
@@ -237,10 +238,10 @@ class PreparedFunction:
             return self._pins.pin(i, leaf)
         target = self._host_shardings[i]
         if type(leaf) is not PendingArray and leaf.nbytes > MOST_BYTES_COPIED_THERE:
-            moved_now = device_put(leaf, target)  # which on a GPU waits until it is computed
+            moved_now = moved_to(leaf, target)  # which on a GPU waits until it is computed
             return lambda: moved_now
         take = copied(leaf)
-        return lambda: device_put(take(), target)
+        return lambda: moved_to(take(), target)
 
     def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool | None]) -> list[Taken]:
         """What returns the arguments of a call in a program when the function runs."""

@@ -1,5 +1,6 @@
 """Calls from programs on accelerators, which CPU devices play: functions run on the hosts."""
 
+import functools
 import threading
 
 import jax
@@ -10,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit, results_so_far
+from partjit._jax import moves
 from partjit.colocated import colocated_python, devices, prepared
 from partjit.colocated.runtime import pins
 from partjit.mesh import ambient_mesh
@@ -119,11 +121,11 @@ def test_on_accelerators_the_thread_of_a_call_moves_its_arguments(accelerators, 
     """On a GPU to move an array to the host waits until it is computed."""
     threads = []
 
-    def moved(value, sharding):
+    def moved_to(array, sharding):
         threads.append(threading.get_ident())
-        return jax.device_put(value, sharding)
+        return moves.moved_to(array, sharding)
 
-    monkeypatch.setattr(prepared, "device_put", moved)
+    monkeypatch.setattr(prepared, "moved_to", moved_to)
     mesh = partjit.Mesh(accelerators, "x")
     where = NamedSharding(mesh, P("x")) if sharded else accelerators[1]
     values = jax.random.split(jax.random.key(0), 4) if kind == "key" else jnp.arange(4.0)
@@ -213,14 +215,15 @@ def slow_moves(monkeypatch):
     """Moves to hosts wait until "computed" is said, as those from a GPU do; these are the threads that make them."""
     threads = []
 
-    def device_put(values, shardings):
+    def slow(move, values, shardings):
         leaves = jax.tree.leaves(shardings)
         if {d.id for s in leaves for d in s.device_set} <= {0, 1, 2, 3}:
             rendezvous.hear("computed")
             threads.append(threading.get_ident())
-        return jax.device_put(values, shardings)
+        return move(values, shardings)
 
-    monkeypatch.setattr(moving, "device_put", device_put)
+    for name in ("moved", "moved_to"):
+        monkeypatch.setattr(moving, name, functools.partial(slow, getattr(moving, name)))
     return threads
 
 

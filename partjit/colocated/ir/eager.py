@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from partjit._jax.arrays import constant_of, moved
+from partjit._jax.arrays import constant_of
+from partjit._jax.moves import moved
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.in_programs import SpecializationForPrograms

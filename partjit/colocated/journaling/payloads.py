@@ -14,8 +14,8 @@ from partjit._jax.arrays import (
     array_of_shards,
     buffers_of,
     keys_of_data,
-    resharded,
 )
+from partjit._jax.moves import resharded
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
-from partjit._jax.arrays import PRNGKeyArray, keys_of_data, resharded
+from partjit._jax.arrays import PRNGKeyArray, keys_of_data
+from partjit._jax.moves import resharded
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling.durable import Checksum, checked
 from partjit.colocated.journaling.payloads import Index, index_of

@@ -15,11 +15,11 @@ from partjit._jax.arrays import (
     is_computed,
     is_on_one_host_device,
     numpy_putter,
-    resharded,
     shareable,
     with_sharding,
     with_weak_type,
 )
+from partjit._jax.moves import resharded
 from partjit._jax.shardings import kind_of_memory
 from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.moves import is_of_several_processes, move_together

@@ -14,8 +14,9 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from partjit._jax.arrays import array_of_shards, device_put, shareable
+from partjit._jax.arrays import array_of_shards, shareable
 from partjit._jax.meshes import without_mesh
+from partjit._jax.moves import moved_to
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_beside
@@ -301,7 +302,7 @@ class _OwnDevices:
         """The shards of an array, in the shape given; it has this sharding or the same one on the hosts."""
         on_hosts = colocated_sharding(sharding)
         if array.sharding != on_hosts and not array.sharding.is_equivalent_to(on_hosts, array.ndim):
-            array = device_put(array, on_hosts)
+            array = moved_to(array, on_hosts)
         if self._is_shared:
             indices = sharding.devices_indices_map(array.shape)
             found = [array[indices[device]] for device in self._devices]

@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
-from partjit._jax.arrays import ArrayImpl, constant_of, item_of, numpy_putter, replica_of, resharded
+from partjit._jax.arrays import ArrayImpl, constant_of, item_of, numpy_putter, replica_of
 from partjit._jax.compiling import (
     MeshComputation,
     MeshExecutable,
@@ -32,6 +32,7 @@ from partjit._jax.dispatch import (
     set_function_for_nans,
 )
 from partjit._jax.meshes import EMPTY_MESH
+from partjit._jax.moves import resharded
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables

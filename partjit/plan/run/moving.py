@@ -9,7 +9,7 @@ import jax
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from partjit._jax.arrays import device_put
+from partjit._jax.moves import moved, moved_to
 from partjit.colocated.prepared import MOST_BYTES_COPIED_THERE
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
@@ -43,9 +43,9 @@ def mover(transfer: Transfer, mesh: Mesh) -> Callable[..., Sequence[jax.Array]]:
 
     def move(*given: Any) -> Sequence[Any]:
         if HostArgument not in map(type, given):
-            return device_put([*map(value_of, given)], shardings)
+            return moved([*map(value_of, given)], shardings)
         return [
-            x.moved(sharding) if type(x) is HostArgument else device_put(value_of(x), sharding)
+            x.moved(sharding) if type(x) is HostArgument else moved_to(value_of(x), sharding)
             for x, sharding in zip(given, shardings, strict=True)
         ]
 
@@ -102,10 +102,10 @@ class _Left(OnDemand):
 
 def _moved(array: jax.Array, sharding: Sharding, around: Around | None) -> jax.Array:
     if around is None:
-        return device_put(array, sharding)
+        return moved_to(array, sharding)
     jax.block_until_ready(array)  # the move does not account for the time in which it is computed
     with around(array.nbytes):
-        return jax.block_until_ready(device_put(array, sharding))
+        return jax.block_until_ready(moved_to(array, sharding))
 
 
 def value_of(array: jax.Array) -> jax.Array:

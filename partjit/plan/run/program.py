@@ -14,9 +14,10 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
-from partjit._jax.arrays import device_put, is_of_one_process, resharded
+from partjit._jax.arrays import device_put, is_of_one_process
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.dispatch import results_are_checked
+from partjit._jax.moves import resharded
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import chooses_whether_to_call, given_to_calls_without_results, streams_of
 from partjit.colocated.ir.eager import DefaultSharding

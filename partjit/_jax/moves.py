@@ -1,0 +1,143 @@
+"""Moves of arrays to other devices: those between accelerators and the CPU devices of their hosts are the reason.
+
+To `jax.device_put` such a move is one between any two sets of devices. To read what is on a GPU and to put that, or
+back, takes it less than half as long, since NumPy arrays are put on CPU devices without a copy. What several shards or
+arrays are read from is asked for first, so that the transfers run beside each other.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax._src.dispatch import update_dp_aval
+from jax.core import ShapedArray
+from jax.sharding import Sharding
+
+from partjit._jax.arrays import (
+    ArrayImpl,
+    as_numpy,
+    device_put,
+    is_laid_out_as_numpy,
+    is_of_one_process,
+    numpy_putter,
+    of_same_buffers,
+    put_explicitly,
+    replica_of,
+)
+from partjit._jax.shardings import addressable_devices, device_list, kind_of_memory
+from partjit._jax.types import Device
+
+__all__ = ["moved", "moved_to", "resharded"]
+
+
+def moved_to(array: jax.Array, sharding: Sharding) -> jax.Array:
+    """The array with a sharding; as it is if it has that."""
+    return moved([array], [sharding])[0]
+
+
+def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Each array with the sharding wanted of it; as it is if it has that."""
+    found = [*arrays]
+    left: list[int] = []
+    reads: list[tuple[int, _Way, Sequence[ArrayImpl]]] = []
+    for i, (array, sharding) in enumerate(zip(arrays, shardings, strict=True)):
+        if array.sharding == sharding:
+            continue
+        is_plain = isinstance(array, ArrayImpl) and not array.is_deleted()
+        way = _way(array.aval, array.sharding, sharding) if is_plain else None
+        if way is None:
+            left.append(i)
+        else:
+            reads.append((i, way, way.parts(array)))
+    if left:
+        values = device_put([arrays[i] for i in left], [shardings[i] for i in left])
+        for i, value in zip(left, values, strict=True):
+            found[i] = value
+    parts = [part for *_, own in reads for part in own]
+    if len(parts) > 1:
+        for part in parts:
+            part.copy_to_host_async()
+    for i, way, own in reads:
+        found[i] = way.put([*map(_read, own)])
+    return found
+
+
+def resharded(value: jax.Array, sharding: Sharding) -> jax.Array:
+    """An array with another sharding; of one that this process has all of, it puts its part without the others."""
+    if not is_of_one_process(value, sharding):
+        return moved_to(value, sharding)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    aval = ShapedArray(value.shape, value.dtype, value.aval.weak_type)
+    return numpy_putter(aval, sharding, True)(np.asarray(value))
+
+
+class _Way(NamedTuple):
+    """How arrays of a type and sharding get to the devices of another sharding.
+
+    Attributes:
+        aval, sharding: the type and sharding that they get.
+        devices: those of it.
+        sources: the positions of the buffers that are read; None if that is one for all, or the array in whole.
+        taken: for each device the position of what it gets among what is read, and which part of that.
+    """
+
+    aval: ShapedArray
+    sharding: Sharding
+    devices: Sequence[Device]
+    sources: Sequence[int] | None
+    taken: Sequence[tuple[int, Any]]
+
+    def parts(self, array: Any) -> Sequence[ArrayImpl]:
+        """What is read: arrays of their own, for one that is read keeps what was read as long as it lives."""
+        if array.is_fully_replicated:
+            return [replica_of(array)]
+        same = of_same_buffers(array)
+        if same is None:  # another thread has just deleted it
+            return [array]
+        return [same] if self.sources is None else [same._arrays[k] for k in self.sources]
+
+    def put(self, values: Sequence[np.ndarray]) -> jax.Array:
+        """The array, of what was read."""
+        shards = [values[k][part] for k, part in self.taken]
+        return put_explicitly(self.aval, self.sharding, shards, self.devices, True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
+    """The way between devices of different kinds, in this process and in their own memory; None if jax moves it."""
+    is_here = source.is_fully_addressable and target.is_fully_addressable
+    in_memory = {kind_of_memory(source), kind_of_memory(target)} == {"device"}
+    if not (is_here and in_memory and is_laid_out_as_numpy(aval.dtype) and _is_between_kinds(source, target)):
+        return None
+    wanted = _parts(target, aval.shape)
+    sources, taken = None, [(0, part) for part in wanted]
+    if not source.is_fully_replicated:
+        bounds = [_bounds(part, aval.shape) for part in _parts(source, aval.shape)]
+        needed = [_bounds(part, aval.shape) for part in wanted]
+        if {*needed} <= {*bounds}:
+            read = [*dict.fromkeys(needed)]
+            sources, taken = [*map(bounds.index, read)], [(read.index(own), ...) for own in needed]
+    return _Way(update_dp_aval(aval, target), target, addressable_devices(target), sources, taken)
+
+
+def _parts(sharding: Sharding, shape: tuple[int, ...]) -> list[Any]:
+    """What each device of a sharding has of an array of this shape."""
+    by_device = sharding.addressable_devices_indices_map(shape)
+    return [by_device[device] for device in addressable_devices(sharding)]
+
+
+def _is_between_kinds(source: Sharding, target: Sharding) -> bool:
+    """Whether a sharding is on CPU devices and the other one is not."""
+    first, second = (device_list(sharding)[0].platform for sharding in (source, target))
+    return first != second and "cpu" in (first, second)
+
+
+def _bounds(part: Sequence[slice], shape: Sequence[int]) -> Sequence[Any]:
+    return tuple(own.indices(size) for own, size in zip(part, shape, strict=True))
+
+
+def _read(array: ArrayImpl) -> np.ndarray:
+    return as_numpy(array)
