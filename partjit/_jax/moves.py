@@ -6,7 +6,7 @@ arrays are read from is asked for first, so that the transfers run beside each o
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,12 +29,23 @@ from partjit._jax.arrays import (
 from partjit._jax.shardings import addressable_devices, device_list, kind_of_memory
 from partjit._jax.types import Device
 
-__all__ = ["moved", "moved_to", "resharded"]
+__all__ = ["begun", "moved", "moved_to", "resharded"]
 
 
 def moved_to(array: jax.Array, sharding: Sharding) -> jax.Array:
     """The array with a sharding; as it is if it has that."""
     return moved([array], [sharding])[0]
+
+
+def begun(array: jax.Array, sharding: Sharding) -> Callable[[], jax.Array]:
+    """Begins to move an array; what is returned waits for the end, and returns the array with the sharding."""
+    way = _way_of(array, sharding)
+    if way is None:
+        return functools.partial(device_put, array, sharding)
+    parts = way.parts(array)
+    for part in parts:
+        part.copy_to_host_async()
+    return functools.partial(way.moved, parts)
 
 
 def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
@@ -45,8 +56,7 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[ja
     for i, (array, sharding) in enumerate(zip(arrays, shardings, strict=True)):
         if array.sharding == sharding:
             continue
-        is_plain = isinstance(array, ArrayImpl) and not array.is_deleted()
-        way = _way(array.aval, array.sharding, sharding) if is_plain else None
+        way = _way_of(array, sharding)
         if way is None:
             left.append(i)
         else:
@@ -60,7 +70,7 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[ja
         for part in parts:
             part.copy_to_host_async()
     for i, way, own in reads:
-        found[i] = way.put([*map(_read, own)])
+        found[i] = way.moved(own)
     return found
 
 
@@ -99,10 +109,17 @@ class _Way(NamedTuple):
             return [array]
         return [same] if self.sources is None else [same._arrays[k] for k in self.sources]
 
-    def put(self, values: Sequence[np.ndarray]) -> jax.Array:
-        """The array, of what was read."""
+    def moved(self, parts: Sequence[ArrayImpl]) -> jax.Array:
+        """The array, of the parts of another one."""
+        values = [*map(_read, parts)]
         shards = [values[k][part] for k, part in self.taken]
         return put_explicitly(self.aval, self.sharding, shards, self.devices, True)
+
+
+def _way_of(array: jax.Array, sharding: Sharding) -> _Way | None:
+    if not isinstance(array, ArrayImpl) or array.is_deleted():
+        return None
+    return _way(array.aval, array.sharding, sharding)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -25,6 +25,7 @@ from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.host_mesh import on_host_mesh
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.in_specs import InSpecs, argument_paths
+from partjit.colocated.runtime.moved_by_calls import MOST_BYTES_COPIED_THERE, Beside, MovedByCall
 from partjit.colocated.runtime.numpy_functions import with_numpy_arguments, without_jax
 from partjit.colocated.runtime.one_by_one import one_by_one
 from partjit.colocated.runtime.out_spec import OutSpec
@@ -41,10 +42,6 @@ from partjit.host_objects import with_objects
 __all__ = ["PreparedFunction"]
 
 _PLAIN = frozenset({ArrayImpl})
-
-
-MOST_BYTES_COPIED_THERE = 2**26
-"""Of an argument on accelerators that is copied there for a call on a thread, which moves the copy to its host."""
 
 
 class PreparedFunction:
@@ -227,10 +224,16 @@ class PreparedFunction:
         """What returns the arguments, as they are now, on the host when the function runs."""
         if self._host_shardings is None and _PLAIN.issuperset(map(type, leaves)):
             return self._pins.pin_all(leaves)
-        return [*map(self._pinned, range(len(leaves)), leaves)]
+        beside: Beside = []
+        return [self._pinned(i, leaf, beside) for i, leaf in enumerate(leaves)]
 
-    def _pinned(self, i: int, leaf: Any) -> Taken:
-        """What returns an argument, as it is now, on the host when the function runs."""
+    def _pinned(self, i: int, leaf: Any, beside: Beside) -> Taken:
+        """What returns an argument, as it is now, on the host when the function runs.
+
+        Args:
+            i, leaf: its position, and the argument.
+            beside: where those that are moved together are listed.
+        """
         if type(leaf) is HostArgument:
             target = None if self._host_shardings is None else self._host_shardings[i]
             return self._taken(leaf if target is None else leaf.moved(target), is_pinned=False)
@@ -241,7 +244,7 @@ class PreparedFunction:
             moved_now = moved_to(leaf, target)  # which on a GPU waits until it is computed
             return lambda: moved_now
         take = copied(leaf)
-        return lambda: moved_to(take(), target)
+        return MovedByCall(take if type(leaf) is PendingArray else take(), target, beside)
 
     def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool | None]) -> list[Taken]:
         """What returns the arguments of a call in a program when the function runs."""

@@ -115,7 +115,7 @@ class Specialization(PreparedFunction):
             stream = self._stream or current_stream()
             out_specs = self.out_specs
             if out_specs is not None and self._runs_simply():
-                takes = [*map(self._pinned, range(len(leaves)), leaves)]
+                takes = self._pinned_all(leaves)
                 return submitted(self._on_thread, takes, stream, out_specs, code_site(3))
             return self._run_in_order(leaves, stream)
         except StopIteration as error:

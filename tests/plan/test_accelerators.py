@@ -13,7 +13,7 @@ import partjit
 from partjit import P, colocated, pjit, results_so_far
 from partjit._jax import moves
 from partjit.colocated import colocated_python, devices, prepared
-from partjit.colocated.runtime import pins
+from partjit.colocated.runtime import moved_by_calls, pins
 from partjit.mesh import ambient_mesh
 from partjit.plan.run import moving
 from tests.colocated import rendezvous
@@ -125,7 +125,7 @@ def test_on_accelerators_the_thread_of_a_call_moves_its_arguments(accelerators, 
         threads.append(threading.get_ident())
         return moves.moved_to(array, sharding)
 
-    monkeypatch.setattr(prepared, "moved_to", moved_to)
+    monkeypatch.setattr(moved_by_calls, "moved_to", moved_to)
     mesh = partjit.Mesh(accelerators, "x")
     where = NamedSharding(mesh, P("x")) if sharded else accelerators[1]
     values = jax.random.split(jax.random.key(0), 4) if kind == "key" else jnp.arange(4.0)
@@ -222,8 +222,8 @@ def slow_moves(monkeypatch):
             threads.append(threading.get_ident())
         return move(values, shardings)
 
-    for name in ("moved", "moved_to"):
-        monkeypatch.setattr(moving, name, functools.partial(slow, getattr(moving, name)))
+    for where, name in ((moving, "moved"), (moved_by_calls, "moved_to")):
+        monkeypatch.setattr(where, name, functools.partial(slow, getattr(where, name)))
     return threads
 
 
@@ -279,6 +279,28 @@ def test_on_accelerators_calls_share_a_move_and_their_thread_does_not_make_what_
     assert sorted(array.tolist() for (array,) in seen) == [[0, 1, 2, 3], [0, 2, 4, 6], [0, 2, 4, 6]]
     assert len(slow_moves) == 2
     assert slow_moves.count(threading.get_ident()) == 1
+
+
+@pytest.mark.parametrize("are_computed", [True, False])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("where", ["eager", "program"])
+def test_on_accelerators_the_arguments_of_a_call_are_read_beside_each_other(
+    accelerators, monkeypatch, where, sharded, are_computed
+):
+    done = []
+    for name in ("begun", "moved_to"):
+        own = getattr(moved_by_calls, name)
+        monkeypatch.setattr(moved_by_calls, name, lambda *args, name=name, own=own: (done.append(name), own(*args))[1])
+    if not are_computed:
+        monkeypatch.setattr(moved_by_calls, "is_computed", lambda _: False)
+    log = colocated_python(note, out_specs_fn=lambda *_: None, mode="stream")
+    call = log if where == "eager" else pjit(lambda *xs: log(*(x * 1 for x in xs)))
+    there = NamedSharding(partjit.Mesh(accelerators, "x"), P("x")) if sharded else accelerators[1]
+    values = [np.arange(4, dtype=np.float32) + k for k in range(3)]
+    call(*(jax.device_put(value, there) for value in values))
+    colocated.wait()
+    assert done == (["begun"] * 2 + ["moved_to"] if are_computed else ["moved_to"] * 3)
+    np.testing.assert_array_equal(rendezvous.logs["noted"], [values])
 
 
 def test_on_accelerators_a_large_argument_is_moved_by_the_program(accelerators, monkeypatch, slow_moves):

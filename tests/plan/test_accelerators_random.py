@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partjit
-from partjit.plan.run import moving
+from partjit.colocated.runtime.moved_by_calls import MovedByCall
 from tests.census import of_its_own, saw, sees
 from tests.plan import random_control_flow as rc
 from tests.plan.test_programs_random import drawn, obeys_all_laws
@@ -30,13 +30,13 @@ def test_on_accelerators_a_random_program_obeys_all_laws(accelerators, monkeypat
         if about == "a row"
         else rc.random_programs(3, about=about, without_jax=False)
     )
-    real = moving._Left.__call__
+    real = MovedByCall.__call__
 
     def call(left):
         saw("a move that is left to a call")
         return real(left)
 
-    monkeypatch.setattr(moving._Left, "__call__", call)
+    monkeypatch.setattr(MovedByCall, "__call__", call)
 
     @sees("a colocated call", "two streams", "a donated argument", "a call that fails", "a move that is left to a call")
     @of_its_own("accelerators" + about)

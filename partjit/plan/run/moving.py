@@ -1,26 +1,27 @@
 """Moves of values, and their shardings with the types of the axes of the user's mesh."""
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.moves import moved, moved_to
-from partjit.colocated.prepared import MOST_BYTES_COPIED_THERE
 from partjit.colocated.runtime.host_values import HostArgument
-from partjit.colocated.runtime.pending import OnDemand, PendingArray
+from partjit.colocated.runtime.moved_by_calls import (
+    MOST_BYTES_COPIED_THERE,
+    Around,
+    Beside,
+    MovedByCall,
+    moved_around,
+)
+from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import copied
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import Transfer
 
 __all__ = ["mover", "typed_on", "value_of"]
-
-Around: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
-"""Of so many bytes, the block in which they are moved."""
 
 
 def typed_on(mesh: Mesh, sharding: Sharding) -> Sharding:
@@ -57,55 +58,25 @@ def _leaver(transfer: Transfer, shardings: Sequence[Sharding]) -> Callable[..., 
     avals = [value.aval for value in transfer.outputs]
 
     def leave(*given: Any, around: Around | None = None) -> Sequence[Any]:
-        return [*map(left, given, avals, shardings, transfer.pinned, [around] * len(given))]
+        beside: Beside = []
+        return [
+            left(*of_value, beside, around) for of_value in zip(given, avals, shardings, transfer.pinned, strict=True)
+        ]
 
-    def left(array: Any, aval: ShapedArray, sharding: Sharding, is_pinned: bool, around: Around | None) -> Any:
+    def left(
+        array: Any, aval: ShapedArray, sharding: Sharding, is_pinned: bool, beside: Beside, around: Around | None
+    ) -> Any:
         if type(array) is HostArgument:
             return array.moved(sharding)
         if type(array) is not PendingArray and array.nbytes > MOST_BYTES_COPIED_THERE:
-            return _moved(array, sharding, around)  # rather than to keep so much on the accelerators
-        itself = array.value_for_call if type(array) is PendingArray else lambda: array
-        take = copied(array) if is_pinned else itself
-        return PendingArray.made_by(_Left(take, sharding, around), aval, sharding, True)
+            return moved_around(array, sharding, around)  # rather than to keep so much on the accelerators
+        if type(array) is PendingArray:
+            source = copied(array) if is_pinned else array.value_for_call
+        else:
+            source = copied(array)() if is_pinned else array
+        return PendingArray.made_by(MovedByCall(source, sharding, beside, around), aval, sharding, True)
 
     return leave
-
-
-class _Left(OnDemand):
-    """An array that the first call that needs it moves to the hosts, in its thread.
-
-    Args:
-        take: returns the array on the accelerators, once.
-        sharding: that on the hosts.
-        around: what is around the move, if there is somebody who listens.
-    """
-
-    __slots__ = ("_around", "_lock", "_moved", "_sharding", "_take")
-
-    def __init__(self, take: Callable[[], jax.Array], sharding: Sharding, around: Around | None) -> None:
-        self._take: Callable[[], jax.Array] | None = take
-        self._sharding = sharding
-        self._around = around
-        self._moved: jax.Array | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self) -> jax.Array:
-        with self._lock:  # calls of several streams may need it at the same time
-            if self._moved is None:
-                assert self._take is not None
-                array = self._take()
-                self._take = lambda: array  # should the move fail, for the next call
-                self._moved = _moved(array, self._sharding, self._around)
-                self._take = None  # which keeps memory of the accelerators
-            return self._moved
-
-
-def _moved(array: jax.Array, sharding: Sharding, around: Around | None) -> jax.Array:
-    if around is None:
-        return moved_to(array, sharding)
-    jax.block_until_ready(array)  # the move does not account for the time in which it is computed
-    with around(array.nbytes):
-        return jax.block_until_ready(moved_to(array, sharding))
 
 
 def value_of(array: jax.Array) -> jax.Array:
