@@ -1,8 +1,8 @@
 """Moves of arrays to other devices: those between accelerators and the CPU devices of their hosts are the reason.
 
-To `jax.device_put` such a move is one between any two sets of devices. To read what is on a GPU and to put that, or
-back, takes it less than half as long, since NumPy arrays are put on CPU devices without a copy. What several shards or
-arrays are read from is asked for first, so that the transfers run beside each other.
+To `jax.device_put` such a move is one between any two sets of devices. To read what is on a GPU, and to put that on a
+CPU device, takes about half as long: NumPy arrays are put there without a copy. Where several shards or arrays are read,
+all are asked for first, so that the transfers run beside each other.
 """
 
 import functools

@@ -76,7 +76,7 @@ class MovedByCall(OnDemand):
         while self._beside:
             with contextlib.suppress(IndexError):  # another thread took the last one
                 other = self._beside.pop()()
-                if other is not None and other is not self:
+                if other is not None:  # this one is locked, and leaves itself out
                     other._begin()
 
     def _begin(self) -> None:
