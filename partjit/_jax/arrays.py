@@ -29,7 +29,6 @@ __all__ = [
     "array_of_buffers",
     "array_of_capsule",
     "array_of_shards",
-    "as_numpy",
     "aval_of_struct",
     "buffers_of",
     "capsule_of",
@@ -271,15 +270,6 @@ def are_transfers_guarded() -> bool:
 
 _UNGUARDED = (None, guard_lib.TransferGuardLevel.ALLOW)
 _OF_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
-
-
-def as_numpy(array: jax.Array) -> np.ndarray:
-    """What `np.asarray` makes of an array; to jax's transfer guard it is an explicit transfer."""
-    try:
-        return np.asarray(array)
-    except jax.errors.JaxRuntimeError:  # of a guard, or what computed the array
-        with config.explicit_device_get_scope():
-            return np.asarray(array)
 
 
 def item_of(array: jax.Array) -> Any:

@@ -1,8 +1,8 @@
 """Moves of arrays to other devices: those between accelerators and the CPU devices of their hosts are the reason.
 
 To `jax.device_put` such a move is one between any two sets of devices. To read what is on a GPU, and to put that on a
-CPU device, takes about half as long: NumPy arrays are put there without a copy. Where several shards or arrays are read,
-all are asked for first, so that the transfers run beside each other.
+CPU device, takes about half as long: NumPy arrays are put there without a copy. Where several shards or arrays are
+read, all are asked for first, so that the transfers run beside each other.
 """
 
 import functools
@@ -17,7 +17,6 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
-    as_numpy,
     device_put,
     is_laid_out_as_numpy,
     is_of_one_process,
@@ -27,6 +26,7 @@ from partjit._jax.arrays import (
     replica_of,
 )
 from partjit._jax.shardings import addressable_devices, device_list, kind_of_memory
+from partjit._jax.to_numpy import as_numpy
 from partjit._jax.types import Device
 
 __all__ = ["begun", "moved", "moved_to", "resharded"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from partjit._jax import arrays
+from partjit._jax import to_numpy
 from partjit._jax.arrays import ArrayImpl, PRNGKeyArray
 from partjit._jax.refusal import refusing
 from partjit._jax.types import PyTree
@@ -59,7 +59,7 @@ def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTre
 
 def as_numpy(array: jax.Array) -> np.ndarray:
     """The read-only NumPy array of an array."""
-    value = arrays.as_numpy(array)
+    value = to_numpy.as_numpy(array)
     if value.flags.writeable:
         value = value.view()
         value.flags.writeable = False

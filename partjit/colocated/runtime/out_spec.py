@@ -11,7 +11,6 @@ from jax.sharding import Sharding
 from partjit._jax.arrays import (
     ArrayImpl,
     are_transfers_guarded,
-    as_numpy,
     is_computed,
     is_on_one_host_device,
     numpy_putter,
@@ -21,6 +20,7 @@ from partjit._jax.arrays import (
 )
 from partjit._jax.moves import resharded
 from partjit._jax.shardings import kind_of_memory
+from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.moves import is_of_several_processes, move_together
 

@@ -14,7 +14,6 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
-    as_numpy,
     copy_of,
     is_computed,
     is_laid_out_as_numpy,
@@ -23,6 +22,7 @@ from partjit._jax.arrays import (
     shareable,
 )
 from partjit._jax.shardings import addressable_devices
+from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
 __all__ = ["is_replicated_number", "kept_number", "kept_replica", "of_replica"]

@@ -12,8 +12,8 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 
-from partjit._jax.arrays import as_numpy
 from partjit._jax.jaxprs import Atom, called_jaxpr, type_of
+from partjit._jax.to_numpy import as_numpy
 
 __all__ = ["computed_by_host", "is_computed_by_host", "on_python_integers"]
 
