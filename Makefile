@@ -16,6 +16,9 @@ ONLY ?= *
 # all have arrived, so with eight virtual devices on few cores JAX can hang in the rendezvous of an all-reduce.
 export NPROC := 32
 
+# Tests start hundreds of processes. What one of them compiled of the package and of the tests, the others read.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 TELL_VERSION := -c 'import platform, sys; print(platform.python_version() if sys.version_info >= (3, 11) else "")'
