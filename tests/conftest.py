@@ -70,16 +70,15 @@ def accelerators(monkeypatch):
 
     monkeypatch.setattr(devices, "colocated_cpu_devices", fake)
 
-    def are_between_kinds(source, target):
-        kinds = [{device.id >= 4 for device in sharding.device_set} for sharding in (source, target)]
-        return {*map(len, kinds)} == {1} and kinds[0] != kinds[1]
+    def is_on_hosts(sharding):
+        return all(device.id < 4 for device in sharding.device_set)
 
     def cleared():
         devices.colocated_sharding.cache_clear()
         moves._way.cache_clear()
 
     monkeypatch.setattr(choose_emitted, "ANSWERED", frozenset())
-    monkeypatch.setattr(moves, "_is_between_kinds", are_between_kinds)
+    monkeypatch.setattr(moves, "_is_on_hosts", is_on_hosts)
     monkeypatch.setattr(moves, "_read", np.array)  # a copy, as of other memory
     cleared()
     yield by_id[4:]

@@ -43,8 +43,7 @@ def begun(array: jax.Array, sharding: Sharding) -> Callable[[], jax.Array]:
     if way is None:
         return functools.partial(device_put, array, sharding)
     parts = way.parts(array)
-    for part in parts:
-        part.copy_to_host_async()
+    way.ask_for(parts)
     return functools.partial(way.moved, parts)
 
 
@@ -65,10 +64,9 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[ja
         values = device_put([arrays[i] for i in left], [shardings[i] for i in left])
         for i, value in zip(left, values, strict=True):
             found[i] = value
-    parts = [part for *_, own in reads for part in own]
-    if len(parts) > 1:
-        for part in parts:
-            part.copy_to_host_async()
+    if sum(len(own) for *_, own in reads) > 1:
+        for _, way, own in reads:
+            way.ask_for(own)
     for i, way, own in reads:
         found[i] = way.moved(own)
     return found
@@ -90,6 +88,7 @@ class _Way(NamedTuple):
     Attributes:
         aval, sharding: the type and sharding that they get.
         devices: those of it.
+        is_transfer: whether to read them is a transfer, as from accelerators.
         sources: the positions of the buffers that are read; None if that is one for all, or the array in whole.
         taken: for each device the position of what it gets among what is read, and which part of that.
     """
@@ -97,6 +96,7 @@ class _Way(NamedTuple):
     aval: ShapedArray
     sharding: Sharding
     devices: Sequence[Device]
+    is_transfer: bool
     sources: Sequence[int] | None
     taken: Sequence[tuple[int, Any]]
 
@@ -108,6 +108,12 @@ class _Way(NamedTuple):
         if same is None:  # another thread has just deleted it
             return [array]
         return [same] if self.sources is None else [same._arrays[k] for k in self.sources]
+
+    def ask_for(self, parts: Sequence[ArrayImpl]) -> None:
+        """Begins to read parts of an array."""
+        if self.is_transfer:
+            for part in parts:
+                part.copy_to_host_async()
 
     def moved(self, parts: Sequence[ArrayImpl]) -> jax.Array:
         """The array, of the parts of another one."""
@@ -127,7 +133,9 @@ def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
     """The way between devices of different kinds, in this process and in their own memory; None if jax moves it."""
     is_here = source.is_fully_addressable and target.is_fully_addressable
     in_memory = {kind_of_memory(source), kind_of_memory(target)} == {"device"}
-    if not (is_here and in_memory and is_laid_out_as_numpy(aval.dtype) and _is_between_kinds(source, target)):
+    if not (
+        is_here and in_memory and is_laid_out_as_numpy(aval.dtype) and _is_on_hosts(source) != _is_on_hosts(target)
+    ):
         return None
     wanted = _parts(target, aval.shape)
     sources, taken = None, [(0, part) for part in wanted]
@@ -137,7 +145,8 @@ def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
         if {*needed} <= {*bounds}:
             read = [*dict.fromkeys(needed)]
             sources, taken = [*map(bounds.index, read)], [(read.index(own), ...) for own in needed]
-    return _Way(update_dp_aval(aval, target), target, addressable_devices(target), sources, taken)
+    aval, devices = update_dp_aval(aval, target), addressable_devices(target)
+    return _Way(aval, target, devices, True, sources, taken)
 
 
 def _parts(sharding: Sharding, shape: tuple[int, ...]) -> list[Any]:
@@ -146,10 +155,8 @@ def _parts(sharding: Sharding, shape: tuple[int, ...]) -> list[Any]:
     return [by_device[device] for device in addressable_devices(sharding)]
 
 
-def _is_between_kinds(source: Sharding, target: Sharding) -> bool:
-    """Whether a sharding is on CPU devices and the other one is not."""
-    first, second = (device_list(sharding)[0].platform for sharding in (source, target))
-    return first != second and "cpu" in (first, second)
+def _is_on_hosts(sharding: Sharding) -> bool:
+    return bool(device_list(sharding)[0].platform == "cpu")
 
 
 def _bounds(part: Sequence[slice], shape: Sequence[int]) -> Sequence[Any]:
