@@ -133,9 +133,8 @@ def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
     """The way between devices of different kinds, in this process and in their own memory; None if jax moves it."""
     is_here = source.is_fully_addressable and target.is_fully_addressable
     in_memory = {kind_of_memory(source), kind_of_memory(target)} == {"device"}
-    if not (
-        is_here and in_memory and is_laid_out_as_numpy(aval.dtype) and _is_on_hosts(source) != _is_on_hosts(target)
-    ):
+    are_alike = _is_on_hosts(source) == _is_on_hosts(target)
+    if are_alike or not (is_here and in_memory and is_laid_out_as_numpy(aval.dtype)):
         return None
     wanted = _parts(target, aval.shape)
     sources, taken = None, [(0, part) for part in wanted]
@@ -146,7 +145,7 @@ def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
             read = [*dict.fromkeys(needed)]
             sources, taken = [*map(bounds.index, read)], [(read.index(own), ...) for own in needed]
     aval, devices = update_dp_aval(aval, target), addressable_devices(target)
-    return _Way(aval, target, devices, True, sources, taken)
+    return _Way(aval, target, devices, not _is_on_hosts(source), sources, taken)
 
 
 def _parts(sharding: Sharding, shape: tuple[int, ...]) -> list[Any]:

@@ -67,9 +67,14 @@ def test_moves_are_those_of_jax_between_all_shardings(accelerators, reads):
         (P("x"), P(), [(4, 8)]),
     ],
 )
-def test_each_part_is_read_once(accelerators, reads, source, target, read):
+def test_each_part_is_read_once_and_several_at_the_same_time(accelerators, reads, monkeypatch, source, target, read):
+    asked, ask_for = [], moves._Way.ask_for
+    monkeypatch.setattr(moves._Way, "ask_for", lambda way, parts: (asked.extend(parts), ask_for(way, parts))[1])
     x = jax.device_put(np.ones((4, 8), np.float32), NamedSharding(mesh_of(accelerators), source))
-    moves.moved_to(x, NamedSharding(mesh_of(jax.devices()[:4]), target))
+    y = moves.moved_to(x, NamedSharding(mesh_of(jax.devices()[:4]), target))
+    assert len(asked) == (len(read) if len(read) > 1 else 0)
+    assert moves._way(x.aval, x.sharding, y.sharding).is_transfer
+    assert not moves._way(y.aval, y.sharding, x.sharding).is_transfer
     assert [array.shape for array in reads] == read
     kept = [id(array) for array in (x, *x._arrays)]  # on a GPU an array keeps what is read of it
     assert not any(id(array) in kept for array in reads)
@@ -100,3 +105,6 @@ def test_the_others_are_left_to_jax(accelerators, reads):
     assert same is weak
     assert [x.sharding for x in (moved_key, moved_small, moved_weak)] == [host] * 3
     assert [array.shape for array in reads] == [()]
+    beside = [SingleDeviceSharding(devices[1]) for devices in (jax.devices(), accelerators)]
+    assert [float(x) for x in moves.moved([moved_weak, weak], beside)] == [1.5, 1.5]
+    assert len(reads) == 1, "between devices of a kind jax moves"
