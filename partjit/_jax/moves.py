@@ -25,7 +25,7 @@ from partjit._jax.arrays import (
     put_explicitly,
     replica_of,
 )
-from partjit._jax.shardings import addressable_devices, device_list, kind_of_memory
+from partjit._jax.shardings import addressable_devices, device_list, kind_of_memory, parts_of
 from partjit._jax.to_numpy import as_numpy
 from partjit._jax.types import Device
 
@@ -136,11 +136,10 @@ def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
     are_alike = _is_on_hosts(source) == _is_on_hosts(target)
     if are_alike or not (is_here and in_memory and is_laid_out_as_numpy(aval.dtype)):
         return None
-    wanted = _parts(target, aval.shape)
-    sources, taken = None, [(0, part) for part in wanted]
+    wanted, held = (parts_of(sharding, aval.shape) for sharding in (target, source))
+    sources, taken = None, [(0, part.slices) for part in wanted]
     if not source.is_fully_replicated:
-        bounds = [_bounds(part, aval.shape) for part in _parts(source, aval.shape)]
-        needed = [_bounds(part, aval.shape) for part in wanted]
+        bounds, needed = ([part.bounds for part in parts] for parts in (held, wanted))
         if {*needed} <= {*bounds}:
             read = [*dict.fromkeys(needed)]
             sources, taken = [*map(bounds.index, read)], [(read.index(own), ...) for own in needed]
@@ -148,18 +147,8 @@ def _way(aval: ShapedArray, source: Sharding, target: Sharding) -> _Way | None:
     return _Way(aval, target, devices, not _is_on_hosts(source), sources, taken)
 
 
-def _parts(sharding: Sharding, shape: tuple[int, ...]) -> list[Any]:
-    """What each device of a sharding has of an array of this shape."""
-    by_device = sharding.addressable_devices_indices_map(shape)
-    return [by_device[device] for device in addressable_devices(sharding)]
-
-
 def _is_on_hosts(sharding: Sharding) -> bool:
     return bool(device_list(sharding)[0].platform == "cpu")
-
-
-def _bounds(part: Sequence[slice], shape: Sequence[int]) -> Sequence[Any]:
-    return tuple(own.indices(size) for own, size in zip(part, shape, strict=True))
 
 
 def _read(array: ArrayImpl) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Shardings as jax and XLA have them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax._src import config
 from jax._src.named_sharding import DuplicateSpecError
@@ -20,6 +20,7 @@ __all__ = [
     "HloSharding",
     "MaybeSharding",
     "OpSharding",
+    "Part",
     "UnspecifiedValue",
     "addressable_devices",
     "default_device",
@@ -27,6 +28,7 @@ __all__ = [
     "kind_of_memory",
     "or_none",
     "or_unspecified",
+    "parts_of",
     "to_proto",
 ]
 
@@ -66,6 +68,25 @@ def device_list(sharding: Sharding) -> DeviceList:
 def addressable_devices(sharding: Sharding) -> Sequence[Device]:
     """The devices of a sharding in this process, in the order in which arrays list their buffers."""
     return sharding._internal_device_list.addressable_device_list
+
+
+class Part(NamedTuple):
+    """A part of an array that a device has.
+
+    Attributes:
+        bounds: where it begins and ends in each dimension, and the step: equal for equal parts.
+        slices: the same, to take it with.
+    """
+
+    bounds: tuple[tuple[int, int, int], ...]
+    slices: tuple[slice, ...]
+
+
+def parts_of(sharding: Sharding, shape: tuple[int, ...]) -> list[Part]:
+    """What each of the `addressable_devices` has of an array of this shape."""
+    by_device = sharding.addressable_devices_indices_map(shape)
+    indices: list[Any] = [by_device[device] for device in addressable_devices(sharding)]
+    return [Part(tuple(own.indices(n) for own, n in zip(index, shape, strict=True)), index) for index in indices]
 
 
 def default_device() -> Device | str | None:

@@ -13,7 +13,7 @@ from jax._src import config
 from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.arrays import ArrayImpl, buffers_of, is_laid_out_as_numpy
-from partjit._jax.shardings import addressable_devices, device_list, kind_of_memory
+from partjit._jax.shardings import device_list, kind_of_memory, parts_of
 
 __all__ = ["as_numpy"]
 
@@ -51,9 +51,7 @@ def _parts(sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype) -> Seque
         return None
     if device_list(sharding)[0].platform != "cpu" or not is_laid_out_as_numpy(dtype) or dtype.kind == "T":
         return None
-    by_device = sharding.addressable_devices_indices_map(shape)
     found: dict[object, tuple[int, Any]] = {}
-    for k, device in enumerate(addressable_devices(sharding)):
-        part: Any = by_device[device]
-        found.setdefault(tuple(own.indices(size) for own, size in zip(part, shape, strict=True)), (k, part))
+    for k, part in enumerate(parts_of(sharding, shape)):
+        found.setdefault(part.bounds, (k, part.slices))
     return [*found.values()]
