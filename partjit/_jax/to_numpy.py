@@ -1,6 +1,6 @@
 """NumPy arrays of arrays.
 
-Of an array over several CPU devices jax makes one that it keeps, in two to seven times what copying the shards takes.
+Of a small array over several CPU devices jax makes one in several times what it takes to copy the shards.
 """
 
 import functools
