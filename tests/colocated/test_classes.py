@@ -321,6 +321,24 @@ def test_constructor_arguments_are_copied():
     assert keeper.look(one[None]).tolist() == [1, 2, 3, 4, 4, 1]
 
 
+def test_constructor_arguments_are_as_they_were_passed():
+    class Keeper:
+        def __init__(self, array, items, *, named):
+            self.seen = [array, items[0], named["a"][0], named["items"][0]]
+            self.is_same = items is named["items"] and items[1] is items
+
+        def look(self, x):
+            return jnp.asarray([*(float(value.sum()) for value in self.seen), float(self.is_same)])
+
+    array, inner, name = np.ones((2, 3), order="F"), np.ones(3), np.ones(1)
+    items = [inner]
+    items.append(items)  # a list may be in itself
+    keeper = colocated_python_class(Keeper)(array, items, named={"a": (name,), "items": items})
+    array[:], inner[:], name[:] = 7, 7, 7
+    items.clear()
+    assert keeper.look(one).tolist() == [6, 3, 1, 3, 1]
+
+
 # Closing
 
 

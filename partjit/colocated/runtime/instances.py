@@ -1,11 +1,14 @@
 """The objects of colocated classes on this host: constructed by the first call, destroyed after the last one."""
 
+import copy
 import functools
 import itertools
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from partjit._jax.types import PyTree
 from partjit.colocated.isolation.objects import IsolatedObject
@@ -51,7 +54,8 @@ class Instance:
         self.name = cls.__name__
         self.number = next(_numbers)
         self._cls = cls
-        self._recipe = functools.partial(cls, *args, **kwargs)
+        args, kwargs = _as_they_are((args, kwargs), {})
+        self._recipe: Callable[[], object] | None = functools.partial(cls, *args, **kwargs)  # until it is constructed
         self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self.error: Exception | None = None
@@ -88,6 +92,7 @@ class Instance:
         if not self._box:
             try:
                 self._box.append(self._constructed())
+                self._recipe = None
             except Exception as error:
                 if not is_interrupt(error):  # not an error of the constructor
                     self._traceback = error.__traceback__
@@ -97,6 +102,7 @@ class Instance:
         return self._box[0]
 
     def _constructed(self) -> Any:
+        assert self._recipe is not None, "an object is constructed once"
         if self._is_isolated:
             return IsolatedObject(self._recipe, self._cls)
         return copied(self._recipe, f"{self.name} and the arguments of its constructor")()
@@ -168,6 +174,32 @@ class Instance:
 
     def _in_life(self, name: str, action: Callable[[], _Result]) -> _Result:
         return scheduler.run_in_lanes(f"{self.name}.{name}", call_site(), current_stream(), [self._life], action)
+
+
+def _as_they_are(value: Any, made: dict[int, Any]) -> Any:
+    """A value with copies of the NumPy arrays in it, which the user may change before the object is constructed.
+
+    Args:
+        value: the value.
+        made: what takes the place of values seen so far, by their ids: what is one and the same, remains so.
+    """
+    kind = type(value)
+    if kind not in _CHANGING:
+        return value
+    if id(value) in made:
+        return made[id(value)]
+    if kind is tuple:
+        items = tuple([_as_they_are(item, made) for item in value])
+        return made.setdefault(id(value), items)
+    own = made[id(value)] = copy.copy(value)  # before what is in it, which it may be a part of
+    if kind is dict:
+        own.update((key, _as_they_are(item, made)) for key, item in value.items())
+    elif kind is list:
+        own[:] = [_as_they_are(item, made) for item in value]
+    return own
+
+
+_CHANGING = frozenset({np.ndarray, dict, list, tuple})
 
 
 instances: "weakref.WeakValueDictionary[int, Instance]" = weakref.WeakValueDictionary()

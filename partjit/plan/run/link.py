@@ -60,6 +60,7 @@ from partjit.plan.run.counters import counting_along, given_numbers, is_number, 
 from partjit.plan.run.direct import LeftToDispatch, left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.host_thread import running_in_host_thread
+from partjit.plan.run.intact import read_after_calls, refusing_deleted
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
 from partjit.plan.run.run import Execute, Run
@@ -195,8 +196,9 @@ def link(
     source = plan.source if agreement is None else emit(plan, is_agreed=True)
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
-    with_events = direct.putting(observed(plan, code, name, dict(namespace)))
-    execute = direct.putting(_defined(code, name, namespace))
+    late = read_after_calls(plan)
+    with_events = direct.putting(refusing_deleted(observed(plan, code, name, dict(namespace)), plan, plan, late))
+    execute = direct.putting(refusing_deleted(_defined(code, name, namespace), plan, plan, late))
     if plan.in_host_thread and agreement is None:
         (device,) = device_list(default.sharding)
         execute, with_events = running_in_host_thread(device, execute), running_in_host_thread(device, with_events)
@@ -205,7 +207,8 @@ def link(
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
-        rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), fast_paths, direct)
+        execute_rest = refusing_deleted(_defined(code_of_rest, name, namespace), plan, remaining, late)
+        rest = AfterFirst(plan, remaining, execute_rest, fast_paths, direct)
     return Run(plan, execute, with_events, agreement, namespace["wait"], direct, rest)
 
 

@@ -1,0 +1,69 @@
+"""Arguments that are deleted already are refused before a plan makes a call.
+
+jax refuses them when it dispatches what reads them. By then a call before that would have taken a batch that the user
+still needs, or have logged a step that is not made.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from partjit._jax.arrays import ArrayImpl
+from partjit.plan.ir.nodes import Fragment, Value
+from partjit.plan.ir.plan import PlanData
+from partjit.plan.ir.walk import blocks_of, walk
+from partjit.plan.plan import Plan
+
+__all__ = ["read_after_calls", "refusing_deleted"]
+
+
+def read_after_calls(plan: Plan) -> frozenset[Value]:
+    """The arguments of a plan that nothing reads before it may have made a call."""
+    first: set[Value] = set()
+    for node in plan.nodes:
+        if not isinstance(node, Fragment):
+            break
+        first.update(node.inputs)
+        if node.calls:
+            break
+    read: set[Value] = set()
+    for node in walk(plan.nodes):
+        read.update(node.inputs, *(block.outputs for block in blocks_of(node)))
+    return frozenset(read.intersection(plan.inputs) - first)
+
+
+def refusing_deleted(
+    execute: Callable[..., Sequence[Any]], plan: Plan, data: PlanData, late: frozenset[Value]
+) -> Callable[..., Sequence[Any]]:
+    """The function of a plan, or of the rest of it, that raises before it makes a call if some arguments are deleted.
+
+    Args:
+        execute: the function.
+        plan: the plan.
+        data: what it is a function of.
+        late: the arguments to look at, of those of the plan.
+    """
+    positions = [i for i, value in enumerate(data.inputs) if value in late]
+    if not positions:
+        return execute
+    paths = dict(zip(plan.inputs, plan.paths, strict=True))
+    pick = operator.itemgetter(*positions)
+    is_one = len(positions) == 1
+
+    def execute_if_intact(*args: Any) -> Sequence[Any]:
+        for arg in (pick(args),) if is_one else pick(args):
+            if arg.is_deleted() if type(arg) is ArrayImpl else _is_deleted(arg):
+                i = next(i for i in positions if args[i] is arg)
+                raise RuntimeError(
+                    f"{paths[data.inputs[i]]} of {plan.name} was deleted, or donated to an earlier call: pass what that "
+                    f"call returned in its place. Array has been deleted with type {arg.aval.str_short()}"
+                )
+        return execute(*args)
+
+    return execute_if_intact
+
+
+def _is_deleted(arg: Any) -> bool:
+    return isinstance(arg, jax.Array) and arg.is_deleted()

@@ -1,0 +1,123 @@
+"""A program that is called with an argument that was deleted makes none of its calls."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partjit import colocated, events, pjit
+from tests.colocated import rendezvous
+
+SCALAR = jax.ShapeDtypeStruct((), np.float32)
+
+
+def function(**options):
+    @colocated.colocated_python(out_specs=SCALAR, devices=jax.devices()[:1], **options)
+    def batch(*_):
+        rendezvous.logs["calls"].append(1)
+        return np.float32(1)
+
+    return batch
+
+
+def call_first(call):
+    return lambda x, w: (w + call(), x)
+
+
+def call_before_another_fragment(call):
+    return lambda x, w: (w + call(jnp.sin(x).sum()), x)
+
+
+def loop_first(call):
+    def program(x, w):
+        return jax.lax.fori_loop(0, 3, lambda _, y: y + call(y.sum()), x), w * 2
+
+    return program
+
+
+def branch_first(call):
+    return lambda x, w: (w * jax.lax.cond(True, lambda: call(), lambda: jnp.float32(2)), x)
+
+
+def two_calls(call):
+    def program(x, w):
+        number = call(x.sum())
+        return x * number, w * call(number)
+
+    return program
+
+
+def given_to_a_second_call(call):
+    def program(x, w):
+        number = call(x.sum())
+        return x * number, x + call(w)
+
+    return program
+
+
+PROGRAMS = [call_first, call_before_another_fragment, loop_first, branch_first, two_calls, given_to_a_second_call]
+OPTIONS = [{}, {"mode": "inline"}, {"mode": "stream"}, {"uses_jax": False}, {"arrays": "numpy"}]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("is_observed", [False, True], ids=["", "observed"])
+def test_a_call_with_a_deleted_argument_makes_no_calls(meeting, program, options, is_observed):
+    step = pjit(program(function(**options)), donate_argnums=1)
+    x = jnp.ones(4)
+    observed = events.subscribe(lambda event: None) if is_observed else contextlib.nullcontext()
+    with observed:
+        for _ in range(3):  # the last ones are recognized
+            w = jnp.full(4, 2.0)
+            jax.block_until_ready(step(x, w))
+            colocated.wait(timeout=60)
+            made = len(meeting.logs["calls"])
+            assert made
+            assert w.is_deleted()
+            with pytest.raises(RuntimeError, match="Array has been deleted") as raised:
+                step(x, w)
+            colocated.wait(timeout=60)
+            assert len(meeting.logs["calls"]) == made
+            named = f"w of {step.__name__} was deleted, or donated to an earlier call: pass what that call returned"
+            assert named in str(raised.value) or "shape=" in str(raised.value)  # where jax is asked first
+
+
+def test_an_executable_that_makes_calls_does_not_run_before_another_that_is_given_a_deleted_argument(meeting):
+    @colocated.colocated_python(out_specs=(), devices=jax.devices()[:1])
+    def log(_):
+        rendezvous.logs["calls"].append(1)
+        return ()
+
+    answered = function(uses_jax=False)
+
+    @pjit
+    def step(x, w):
+        x = jax.lax.fori_loop(0, 3, lambda _, y: (log(y.sum()), y + 1)[1], x)
+        return x, jax.lax.fori_loop(0, 3, lambda _, y: y + answered(y.sum()), w)
+
+    x, w = jnp.ones(4), jnp.ones(4) + 1
+    assert [bool(fragment.calls) for fragment in step.plan(x, w).fragments] == [True, True]
+    jax.block_until_ready(step(x, w))
+    colocated.wait(timeout=60)
+    assert len(meeting.logs["calls"]) == 6
+    w.delete()
+    with pytest.raises(RuntimeError, match="w of step was deleted"):
+        step(x, w)
+    colocated.wait(timeout=60)
+    assert len(meeting.logs["calls"]) == 6
+
+
+def test_the_argument_that_was_deleted_is_named(meeting):
+    batch = function()
+    step = pjit(lambda state, scale: (state["w"] + batch(), state["b"] * scale), donate_argnums=0)
+    state = {"w": jnp.ones(4), "b": jnp.ones(3)}
+    state["b"].delete()
+    with pytest.raises(RuntimeError) as raised:
+        step(state, 2.0)
+    assert str(raised.value) == (
+        "state['b'] of <lambda> was deleted, or donated to an earlier call: pass what that call returned in its place. "
+        "Array has been deleted with type float32[3]"
+    )
+    assert not meeting.logs["calls"]
