@@ -70,7 +70,7 @@ check: $(INSTALLED)-dev
 	$(BIN)/python tests/project/house_rules.py
 	$(BIN)/python -m pyright --pythonpath $(BIN)/python
 
-bench: $(INSTALLED)-base
+bench: $(INSTALLED)-testing
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/cold.py $(ARGS)
 	$(BIN)/python benchmarks/imports.py

@@ -7,6 +7,7 @@ shapes, and is printed as code that reproduces it.
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,10 @@ __all__ = [
 
 _MESH_SHAPES = [(2,), (4, 2), (2, 4), (8,), (2, 2), (2, 2, 2), (4, 1, 2), (3, 2), (2, 1, 3), (1, 8), (6,), (5,), (1,)]
 _AXIS_NAMES = [("x", "y", "z"), ("z", "x", "y"), ("data", "model", "stage")]
+_ONE_DEVICE = (
+    "partjit.testing.meshes: there is a single device, so nothing is sharded, and a test with these meshes passes whatever it "
+    "tests. Run pytest with --partjit-devices=8, or call jax.config.update('jax_num_cpu_devices', 8) before jax is used"
+)
 _DIMS = [1, 2, 4, 6, 8, 12]
 _MOST_ELEMENTS = 2**31 - 1
 
@@ -73,6 +78,9 @@ def meshes(
         ValueError: no shape is small enough.
         TypeError: an argument is of a wrong type.
 
+    Warns:
+        UserWarning: there is a single device, so that nothing is sharded and a test of it passes whatever it tests.
+
     Example:
         >>> from hypothesis import given
         >>> @given(meshes(mesh_shapes=[(4, 2)]))
@@ -89,6 +97,8 @@ def meshes(
         raise ValueError(
             f"meshes: there are {devices.size} devices, and every one of mesh_shapes {mesh_shapes} needs more"
         )
+    if devices.size == 1 and len(fitting) < len(mesh_shapes):
+        warnings.warn(_ONE_DEVICE, stacklevel=2)
     shape = draw(st.sampled_from(fitting))
     names = draw(st.sampled_from([*axis_names]))[: len(shape)]
     order = [*range(devices.size)]

@@ -243,6 +243,26 @@ else:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_meshes_of_a_single_device_are_warned_of(monkeypatch):
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+
+    @settings(max_examples=2)
+    @given(meshes())
+    def test(mesh):
+        assert mesh.size == 1
+
+    with pytest.warns(UserWarning, match="there is a single device, so nothing is sharded.*--partjit-devices=8"):
+        test()
+
+    @settings(max_examples=2)
+    @given(meshes(mesh_shapes=[(1,), (1, 1)]))
+    def as_wanted(mesh):
+        assert mesh.size == 1
+
+    as_wanted()
+
+
 def test_shapes_are_drawn_for_specs_with_unconstrained_dimensions():
     mesh = partjit.Mesh(jax.devices()[:4], "x")
 
