@@ -57,8 +57,8 @@ def refusing_deleted(
             if arg.is_deleted() if type(arg) is ArrayImpl else _is_deleted(arg):
                 i = next(i for i in positions if args[i] is arg)
                 raise RuntimeError(
-                    f"{paths[data.inputs[i]]} of {plan.name} was deleted, or donated to an earlier call: pass what that "
-                    f"call returned in its place. Array has been deleted with type {arg.aval.str_short()}"
+                    f"{paths[data.inputs[i]]} of {plan.name} was deleted, or donated to an earlier call: pass what "
+                    f"that call returned in its place. Array has been deleted with type {arg.aval.str_short()}"
                 )
         return execute(*args)
 
