@@ -49,8 +49,8 @@ _MESH_SHAPES = [(2,), (4, 2), (2, 4), (8,), (2, 2), (2, 2, 2), (4, 1, 2), (3, 2)
 _AXIS_NAMES = [("x", "y", "z"), ("z", "x", "y"), ("data", "model", "stage")]
 _ONE_DEVICE = (
     "partjit.testing.meshes: there is a single device, so nothing is sharded, and a test with these meshes passes "
-    "whatever it tests. Run pytest with --partjit-devices=8, or call jax.config.update('jax_num_cpu_devices', 8) before "
-    "jax is used"
+    "whatever it tests. Run pytest with --partjit-devices=8, or call jax.config.update('jax_num_cpu_devices', 8) "
+    "before jax is used"
 )
 _DIMS = [1, 2, 4, 6, 8, 12]
 _MOST_ELEMENTS = 2**31 - 1
