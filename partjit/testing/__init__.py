@@ -12,11 +12,11 @@ from partjit.testing.expected_shards import assert_laid_out as assert_laid_out
 from partjit.testing.expected_shards import axes_of as axes_of
 from partjit.testing.expected_shards import pieces as pieces
 from partjit.testing.laws import assert_same_meaning as assert_same_meaning
+from partjit.testing.mesh_strategies import meshes as meshes
 from partjit.testing.programs import ShardedProgram as ShardedProgram
 from partjit.testing.programs import sharded_programs as sharded_programs
 from partjit.testing.recompiles import assert_no_recompile as assert_no_recompile
 from partjit.testing.round_trip import assert_round_trip as assert_round_trip
-from partjit.testing.strategies import meshes as meshes
 from partjit.testing.strategies import op_shardings as op_shardings
 from partjit.testing.strategies import partition_specs as partition_specs
 from partjit.testing.strategies import shapes as shapes

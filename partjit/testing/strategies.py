@@ -1,4 +1,4 @@
-"""Hypothesis strategies for meshes, specs, shapes, shardings and arrays that fit together.
+"""Hypothesis strategies for specs, shapes, shardings and arrays that fit together.
 
 All arguments are keywords, so that more can be added. Everything shrinks towards few devices, short specs and small
 shapes, and is printed as code that reproduces it.
@@ -7,7 +7,6 @@ shapes, and is printed as code that reproduces it.
 import functools
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,27 +15,23 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import Mesh as JaxMesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from partjit._jax.shardings import HloSharding
 from partjit.checks import require_flag, require_integer, require_mesh_type, shown, wrong_type
-from partjit.mesh import Mesh
 from partjit.opsharding import to_op_sharding
 from partjit.spec import MAX_RANK
 from partjit.testing.argument_checks import (
     axes_to_avoid,
-    axis_names_of,
-    mesh_shapes_of,
     numeric_kind,
     parsed_spec,
     shape_of,
 )
+from partjit.testing.mesh_strategies import meshes
 
 __all__ = [
-    "meshes",
     "op_shardings",
     "partition_specs",
     "shapes",
@@ -45,78 +40,15 @@ __all__ = [
     "spec_trees",
 ]
 
-_MESH_SHAPES = [(2,), (4, 2), (2, 4), (8,), (2, 2), (2, 2, 2), (4, 1, 2), (3, 2), (2, 1, 3), (1, 8), (6,), (5,), (1,)]
-_AXIS_NAMES = [("x", "y", "z"), ("z", "x", "y"), ("data", "model", "stage")]
-_ONE_DEVICE = (
-    "partjit.testing.meshes: there is a single device, so nothing is sharded, and a test with these meshes passes "
-    "whatever it tests. Run pytest with --partjit-devices=8, or call jax.config.update('jax_num_cpu_devices', 8) "
-    "before jax is used"
-)
 _DIMS = [1, 2, 4, 6, 8, 12]
 _MOST_ELEMENTS = 2**31 - 1
-
-
-@st.composite
-def meshes(
-    draw: st.DrawFn,
-    *,
-    mesh_shapes: Sequence[tuple[int, ...]] | None = None,
-    axis_names: Sequence[tuple[str, ...]] | None = None,
-    permuted: bool = True,
-    explicit: bool = False,
-) -> Mesh:
-    """Meshes over any of the available devices, in any order.
-
-    Args:
-        draw: given by hypothesis.
-        mesh_shapes: the shapes to draw from; those that need too many devices are left out. By default of 1 to 3 axes,
-            with sizes of 1 and sizes that are no powers of 2.
-        axis_names: the tuples of names to draw from, each at least as long as the longest shape.
-        permuted: whether the order of the devices may differ from `jax.devices()`.
-        explicit: whether at least one axis has the type Explicit.
-
-    Raises:
-        ValueError: no shape is small enough.
-        TypeError: an argument is of a wrong type.
-
-    Warns:
-        UserWarning: there is a single device, so that nothing is sharded and a test of it passes whatever it tests.
-
-    Example:
-        >>> from hypothesis import given
-        >>> @given(meshes(mesh_shapes=[(4, 2)]))
-        ... def test(mesh):
-        ...     assert mesh.size == 8
-        >>> test()
-    """
-    permuted, explicit = require_flag("meshes", "permuted", permuted), require_flag("meshes", "explicit", explicit)
-    devices = np.array(jax.devices())
-    mesh_shapes = _MESH_SHAPES if mesh_shapes is None else mesh_shapes_of(mesh_shapes)
-    axis_names = _AXIS_NAMES if axis_names is None else axis_names_of(axis_names, max(map(len, mesh_shapes), default=0))
-    fitting = [shape for shape in mesh_shapes if math.prod(shape) <= devices.size]
-    if not fitting:
-        raise ValueError(
-            f"meshes: there are {devices.size} devices, and every one of mesh_shapes {mesh_shapes} needs more"
-        )
-    if devices.size == 1 and len(fitting) < len(mesh_shapes):
-        warnings.warn(_ONE_DEVICE, stacklevel=2)
-    shape = draw(st.sampled_from(fitting))
-    names = draw(st.sampled_from([*axis_names]))[: len(shape)]
-    order = [*range(devices.size)]
-    if permuted:
-        order = draw(st.one_of(st.just(order), st.permutations(order)))
-    types = [AxisType.Auto] * len(shape)
-    if explicit:
-        others = [draw(st.sampled_from([AxisType.Explicit, AxisType.Auto])) for _ in shape[1:]]
-        types = draw(st.permutations([AxisType.Explicit, *others]))
-    return Mesh(devices[order[: math.prod(shape)]].reshape(shape), names, axis_types=tuple(types))
 
 
 @st.composite
 def partition_specs(
     draw: st.DrawFn,
     *,
-    mesh: JaxMesh,
+    mesh: Mesh,
     ndim: int | None = None,
     shape: Sequence[int] | None = None,
     avoid: Sequence[str] = (),
@@ -189,7 +121,7 @@ def partition_specs(
 
 
 def _partitions(
-    mesh: JaxMesh, names: Sequence[str], sizes: Sequence[int], divisible: bool
+    mesh: Mesh, names: Sequence[str], sizes: Sequence[int], divisible: bool
 ) -> SearchStrategy[tuple[int, str]]:
     """Pairs of a dimension and an axis of more than one device that can partition it."""
     several = [axis for axis in names if mesh.shape[axis] > 1]
@@ -208,7 +140,7 @@ def shapes(
     draw: st.DrawFn,
     *,
     spec: P | None = None,
-    mesh: JaxMesh | None = None,
+    mesh: Mesh | None = None,
     divisible: bool = True,
     min_ndim: int = 0,
     max_ndim: int = 3,
@@ -268,7 +200,7 @@ def shapes(
 
 @st.composite
 def shardings(
-    draw: st.DrawFn, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: Sequence[int] | None = None
+    draw: st.DrawFn, *, mesh: Mesh | None = None, ndim: int = 2, shape: Sequence[int] | None = None
 ) -> NamedSharding:
     """`NamedSharding`s on `mesh` (or on any) for values of a rank or of a shape.
 
@@ -282,13 +214,13 @@ def shardings(
         ...     sharding.shard_shape((8, 8))
         >>> test()
     """
-    chosen: JaxMesh = draw(meshes()) if mesh is None else require_mesh_type("shardings", "mesh", mesh)
+    chosen: Mesh = draw(meshes()) if mesh is None else require_mesh_type("shardings", "mesh", mesh)
     spec = draw(partition_specs(mesh=chosen, ndim=ndim, shape=shape))
     return NamedSharding(chosen, P() if spec is None else spec)
 
 
 @st.composite
-def op_shardings(draw: st.DrawFn, *, mesh: JaxMesh, ndim: int = 2, representable: bool | None = None) -> Any:
+def op_shardings(draw: st.DrawFn, *, mesh: Mesh, ndim: int = 2, representable: bool | None = None) -> Any:
     """`OpSharding` protos for the devices of `mesh`.
 
     Args:
@@ -327,7 +259,7 @@ def op_shardings(draw: st.DrawFn, *, mesh: JaxMesh, ndim: int = 2, representable
 def sharded_arrays(
     draw: st.DrawFn,
     *,
-    mesh: JaxMesh | None = None,
+    mesh: Mesh | None = None,
     spec: P | None = None,
     shape: Sequence[int] | None = None,
     dtype: DTypeLike = np.float32,
@@ -353,7 +285,7 @@ def sharded_arrays(
         >>> test()
     """
     where = "sharded_arrays"
-    chosen: JaxMesh = draw(meshes()) if mesh is None else require_mesh_type(where, "mesh", mesh)
+    chosen: Mesh = draw(meshes()) if mesh is None else require_mesh_type(where, "mesh", mesh)
     kind = numeric_kind(where, dtype)
     sizes: tuple[int, ...] = draw(shapes(spec=spec, mesh=chosen)) if shape is None else shape_of(where, shape)
     if spec is None:
@@ -369,7 +301,7 @@ def sharded_arrays(
     return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
 
 
-def spec_trees(tree: object, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrategy:
+def spec_trees(tree: object, *, mesh: Mesh, prefix: bool = True) -> SearchStrategy:
     """Trees of specs for a tree of arrays, or of anything with a `shape`; each fits all arrays it applies to.
 
     Args:
