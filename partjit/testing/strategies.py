@@ -314,7 +314,7 @@ def spec_trees(tree: object, *, mesh: Mesh, prefix: bool = True) -> SearchStrate
 
     Example:
         >>> from hypothesis import given
-        >>> from partjit import pjit
+        >>> from partjit import Mesh, pjit
         >>> params, mesh = {"w": np.ones((4, 8)), "b": np.ones(8)}, Mesh(jax.devices()[:4], "x")
         >>> @given(spec_trees(params, mesh=mesh))
         ... def test(specs):
