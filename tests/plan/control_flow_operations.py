@@ -103,7 +103,7 @@ def host(step: Call, args: tuple, turn: int = 0, xp: Any = jnp) -> tuple:
     _record(step, step.number, values, turn)
     if step.does == "sleep":
         time.sleep(0.001 * (step.number % 3))
-    batch = max((v.shape[: v.ndim - _rank(v)] for v in values), key=len, default=())
+    batch = max(map(_batch, values), key=len, default=())
     matrix = np.full((*batch, *SHAPE), step.number % 5 / 5 + turn % 3 / 10, np.float32)
     for weight, value in zip((1.0, 0.5), values, strict=False):
         matrix = matrix + np.float32(weight) * (value if _rank(value) else value[..., None, None]).astype(np.float32)
@@ -115,6 +115,10 @@ def host(step: Call, args: tuple, turn: int = 0, xp: Any = jnp) -> tuple:
 
 def _rank(value: Any) -> int:
     return 2 if value.shape[-2:] == SHAPE else 0
+
+
+def _batch(value: Any) -> tuple:
+    return value.shape[: value.ndim - _rank(value)]
 
 
 def results_of(step: Call, matrix: Any, scalar: Any, xp: Any) -> tuple:
@@ -185,7 +189,9 @@ def host_backward(step: Call, args: tuple, cotangents: tuple) -> tuple:
     """The same as a call of its own, which is recorded."""
     values = [np.asarray(value) for value in (*args, *cotangents)]
     given, cotangents = tuple(values[: len(args)]), tuple(values[len(args) :])
-    _record(step, step.number + BACKWARD, [*map(np.abs, cotangents)], 0)
+    batch = np.broadcast_shapes(*map(_batch, values))  # a cotangent may be one and the same of all examples
+    each = [np.broadcast_to(np.abs(one), (*batch, *one.shape[one.ndim - _rank(one) :])) for one in cotangents]
+    _record(step, step.number + BACKWARD, each, 0)
     return tuple(map(jnp.asarray, backward(step, given, cotangents, np)))
 
 
