@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Var, jaxpr_as_fun, new_jaxpr_eqn
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, jaxpr_as_fun, new_jaxpr_eqn
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
@@ -131,8 +132,12 @@ class Builder:
         return self.inline(Block.of_jaxpr(jaxpr), atoms)
 
     def inline(self, block: VarBlock, atoms: Sequence[Atom]) -> list[Atom]:
-        """The results of a block on these atoms."""
+        """The results of a block on these atoms; its loops and branches read no literals."""
         env = dict(zip(block.inputs, atoms, strict=True))
+        driven = [var for node in block.nodes if isinstance(node, Loop | Branch) for var in variables(node.inputs)]
+        for var in driven:  # in place of what a loop starts from, there has to be a variable
+            if isinstance(atom := env.get(var), Literal):
+                (env[var],) = self.add(jnp.copy, atom)
         for var, value in block.consts.items():
             env[var] = const = new_var(var.aval)
             self.consts[const] = value

@@ -162,7 +162,9 @@ class _Binding:
             blocks.append(self.block(block, {}))
         self._site = outer
         captured = captured_by(blocks, outputs if is_loop else (), self.constants)
-        inputs = (*first, *captured, *(self._values(node.initial) if is_loop else ()))
+        initial = self._values(node.initial) if is_loop else ()
+        assert not is_loop or len(initial) == len(outputs), "a loop starts from variables"
+        inputs = (*first, *captured, *initial)
         return with_blocks(node, blocks, name=name, outputs=outputs, inputs=inputs)
 
 

@@ -1,0 +1,116 @@
+"""Loops with calls that start from literals: operands of branches and of nested functions that trace them as such."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partjit import colocated, pjit
+from tests.colocated import rendezvous
+
+
+def noted(a):
+    rendezvous.logs["seen"].append(float(a))
+
+
+def colocated_calls():
+    @colocated.colocated_python(out_specs_fn=lambda _: None)
+    def log(a):
+        noted(a)
+
+    def add(a):
+        noted(a)
+        return np.asarray(a) + 1
+
+    like = {"out_specs_fn": lambda a: a}
+    answered = colocated.colocated_python(add, uses_jax=False, **like)
+    cut = colocated.colocated_python(add, arrays="numpy", **like)
+    return {"log": lambda a: (log(a), a + 1)[1], "answered": answered, "cut": cut}
+
+
+def by_hand(a):
+    jax.debug.callback(noted, a, ordered=True)
+    return a + 1
+
+
+def fori(call):
+    return lambda k, y: jax.lax.fori_loop(0, 2, lambda _, a: call(a) * y, k)
+
+
+def scan(call):
+    return lambda k, y: jax.lax.scan(lambda a, _: (call(a) * y, None), k, None, length=2)[0]
+
+
+def while_loop(call):
+    return lambda k, y: jax.lax.while_loop(lambda a: a < 50, lambda a: call(a) * y, k)
+
+
+def two_loops(call):
+    return lambda k, y: jax.lax.fori_loop(0, 2, lambda _, a: a + fori(call)(k, y), k)
+
+
+LOOPS = [fori, scan, while_loop, two_loops]
+
+
+def other(k, y):
+    return y
+
+
+def cond(loop, k):
+    return lambda x: jax.lax.cond(x > 5, loop, other, k, x)
+
+
+def switch(loop, k):
+    return lambda x: jax.lax.switch(jnp.int32(x > 5), [other, loop, other], k, x)
+
+
+def known(loop, k):
+    return lambda x: jax.lax.switch(0, [lambda k, x: jax.lax.cond(x > 5, loop, other, k, x), other], k, x)
+
+
+def nested(loop, k):
+    return lambda x: jax.lax.cond(x > 5, lambda k, x: jax.lax.cond(x > 6, loop, other, k, x), other, k, x)
+
+
+def scanned(loop, k):
+    return lambda x: jax.lax.scan(lambda c, _: (jax.lax.cond(c > 5, loop, other, k, c) % 97, None), x, None, length=3)[
+        0
+    ]
+
+
+def predicate(loop, k):
+    def goes_on(state):
+        return jax.lax.cond(state[1] > 5, loop, other, state[0], state[1]) < 60
+
+    return lambda x: jax.lax.while_loop(goes_on, lambda state: (state[0] + 1, state[1] + 1), (k, x))[1]
+
+
+def in_another_loop(loop, k):
+    def both(k, x):
+        return jax.lax.fori_loop(0, 2, lambda _, a: a + loop(k, x), k)
+
+    return lambda x: jax.lax.cond(x > 5, both, other, k, x)
+
+
+BRANCHES = [cond, switch, known, nested, scanned, predicate, in_another_loop]
+
+
+@pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: branch.__name__)
+@pytest.mark.parametrize("kind", ["log", "answered", "cut"])
+def test_a_loop_starts_from_the_literal_that_it_is_given(meeting, branch, kind):
+    call = colocated_calls()[kind]
+    for loop, number in zip(LOOPS, itertools.cycle((1, np.float32(1))), strict=False):
+        x = jnp.asarray(7, jnp.asarray(number).dtype)
+        meeting.clear()
+        expected = jax.jit(branch(loop(by_hand), number))(x)
+        jax.effects_barrier()
+        meant = [*rendezvous.logs["seen"]]
+        meeting.clear()
+        found = pjit(branch(loop(call), number))(x)
+        colocated.wait(timeout=60)
+        assert meant
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+        assert rendezvous.logs["seen"] == meant
