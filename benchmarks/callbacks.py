@@ -6,6 +6,7 @@ entry of the table as well.
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -85,7 +86,10 @@ def what_it_sees(way: str) -> str:
 def where_the_result_is(way: str) -> str:
     result = call(way, lambda x: x)(array())
     jax.block_until_ready(result)
-    return str(getattr(result.sharding, "spec", result.sharding)).replace("PartitionSpec", "P")
+    if isinstance(result.sharding, NamedSharding):
+        return f"`P({', '.join(map(repr, result.sharding.spec))})`"
+    maximal = re.search(r"maximal device=(\d+)", str(result.sharding))  # of an array that is on one device
+    return f"on device {maximal[1]}" if maximal else str(result.sharding)
 
 
 def what_an_exception_becomes(way: str) -> str:

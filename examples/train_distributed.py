@@ -47,6 +47,10 @@ from partjit import P, colocated, pjit
 
 JOURNAL = "journal"
 MESH = {"data": 4, "model": 2}  # of eight devices, in however many processes
+LAUNCH = (
+    "Start it in several processes of this machine with `partjit launch -n 2 --devices-per-process 4 "
+    "examples/train_distributed.py`, and on a cluster as docs/processes.md says."
+)
 
 
 # ---- What runs on the hosts, in each process ----
@@ -139,7 +143,7 @@ def train(train_step, state, done, options, commit):
 
 def parse_options():
     stdlib = sysconfig.get_path("stdlib")
-    parser = OneLineParser(description=__doc__.splitlines()[0])
+    parser = OneLineParser(description=__doc__.splitlines()[0], epilog=LAUNCH)
     parser.add_argument("--steps", type=parse_count, default=60, help="training steps (default: %(default)s)")
     parser.add_argument(
         "--text", type=read_text, default=stdlib, metavar="PATH", help="a text file or a folder of them"
@@ -158,8 +162,8 @@ def parse_options():
 
 
 def main():
+    options = parse_options()  # first, so that --help and mistakes need no other processes
     jax.distributed.initialize()
-    options = parse_options()
     mesh = make_mesh(**MESH)
     multihost_utils.sync_global_devices("all have read their options")
     if jax.process_index() == 0:

@@ -203,15 +203,18 @@ def colocated_python(
 ) -> ColocatedFunction | Callable[[Callable[..., PyTree]], ColocatedFunction]:
     """Makes a function run on the hosts of its arguments' devices, asynchronously to the devices.
 
-    The function is called with concrete arrays on CPU devices of the hosts, and with other arguments as they are. It
-    may do anything: read files, start threads, use jax and partjit. It must return arrays, in any tree, or None.
+    The function is called with concrete arrays on CPU devices of the hosts, and with other arguments as they are;
+    lists, dicts and other pytrees are rebuilt from their leaves, so that what it appends to them is lost. It may do
+    anything: read files, start threads, use jax and partjit. It must return arrays, in any tree, or None.
     Without `out_specs` and `out_specs_fn`, the first call with arguments of new types or shardings runs in the caller,
     which shows what the function returns. All other calls return before the function has run, with arrays that wait
     when their values are used. Calls of one thread run in program order. An exception of the function is raised where a
     result is used, or by `colocated.wait()`.
 
-    Captured values are copied at the first call for each kind of arguments, as if the function were sent to another
-    host (and again after `jax.clear_caches()`). Modules, and what can be imported from them, are not copied.
+    Captured values are copied at the first call for each set of argument types and shardings, and in programs for each
+    place of a call, as if the function were sent to another host (and again after `jax.clear_caches()`). So state that
+    calls share belongs in an object: see `colocated_python_class`. Modules, and what can be imported from them, are not
+    copied.
 
     Args:
         fun: the function; without one, a decorator is returned.

@@ -23,9 +23,10 @@ EXPLICIT = [
 
 
 def run(document, blocks):
-    namespace = {"__name__": document.stem}
+    namespace, text = {"__name__": document.stem}, document.read_text(encoding="utf-8")
     for block in blocks:
-        exec(compile(block, str(document), "exec"), namespace)
+        above = text[: text.index(block)].count("\n")  # lines are those of the document, where sources are looked up
+        exec(compile("\n" * above + block, str(document), "exec"), namespace)
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
