@@ -25,6 +25,7 @@ from partjit._jax.dispatch import (
     make_cpp_function,
     recheck_for_nans,
 )
+from partjit._jax.layouts import in_default_layouts
 from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import has_high_types, is_eager, is_staged, trace_state_clean
@@ -193,6 +194,7 @@ class CacheMiss:
                 find = self.recent.outcome if self._definition.host == ((), ()) else self._with_objects
                 self._recognized = find if self._is_of_one_process and self.of_arrays is None else None
             return run(placing.apply(values), program.out_tree), None, False
+        values, are_others = in_default_layouts(values)
         try:
             outs, executable, consts = run_equation(values, **program.params)
         except InternalFloatingPointError as error:
@@ -202,7 +204,7 @@ class CacheMiss:
             self.letting_in.take_back()
         self.letting_in.count_one_more()
         fast_path = None
-        if not moved and not program.consts:
+        if not moved and not are_others and not program.consts:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 

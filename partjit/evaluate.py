@@ -25,6 +25,7 @@ from partjit._jax.dispatch import (
     make_cpp_function,
     recheck_for_nans,
 )
+from partjit._jax.layouts import in_default_layouts
 from partjit._jax.tracing import abstractify
 from partjit.arguments import Function
 from partjit.calls import is_program_with_calls
@@ -100,13 +101,16 @@ def _compiled_and_run(values: Sequence[object], params: dict[str, Any]) -> tuple
     """The results of an equation whose arguments are put where it wants them, and its fast path, if they were there."""
     shardings = shardings_of(params["in_specs"], params["mesh"])
     moved = misplaced(values, shardings)
+    laid_out, are_others = in_default_layouts(reshard(values, shardings, moved))
     try:
-        outs, executable, consts = run_equation(reshard(values, shardings, moved), **params)
+        outs, executable, consts = run_equation(laid_out, **params)
     except InternalFloatingPointError as error:
         recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
         raise
     out_tree = jax.tree.structure((0,) * len(outs))
-    return tuple(outs), None if moved else fast_path_data(executable, out_tree, values, outs, params["jaxpr"], consts)
+    if moved or are_others:
+        return tuple(outs), None
+    return tuple(outs), fast_path_data(executable, out_tree, values, outs, params["jaxpr"], consts)
 
 
 def function_of(jaxpr: ClosedJaxpr) -> Function:

@@ -18,6 +18,7 @@ from partjit._jax.arrays import (
     with_sharding,
     with_weak_type,
 )
+from partjit._jax.layouts import in_default_layout
 from partjit._jax.moves import resharded
 from partjit._jax.shardings import kind_of_memory
 from partjit._jax.to_numpy import as_numpy
@@ -81,6 +82,7 @@ class OutSpec:
         """
         if isinstance(value, HostValue):
             return self.put_numpy(value.as_numpy(self.dtype))
+        value = in_default_layout(value)  # others may not look for another one
         if value.aval.weak_type != self.weak_type:
             value = with_weak_type(value, self.weak_type)
         if value.sharding == self.sharding and (value.committed or not self.committed):

@@ -14,6 +14,7 @@ from partjit._jax.arrays import (
     type_and_sharding,
     type_sharding_and_commitment,
 )
+from partjit._jax.layouts import has_default_layout
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of, unsorted
 from partjit.colocated.runtime.host_values import LARGE, HostValue, is_host_value, owned
@@ -41,6 +42,7 @@ class OutSpecs:
     __slots__ = (
         "_are_large",
         "_glance",
+        "_have_layouts",
         "_is_none",
         "_is_tuple",
         "_kinds",
@@ -60,6 +62,7 @@ class OutSpecs:
         self._seen_elsewhere: list[object] | None = None
         self.is_leaf = len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree)
         self._are_large = any(map(OutSpec.is_large, self.leaves))
+        self._have_layouts = any(len(spec.shape) >= 2 for spec in self.leaves)
         # A tuple of NumPy arrays, which most functions of several results return, is recognized in half the time.
         self._is_tuple = tree == jax.tree.structure((0,) * len(self.leaves))
         self._kinds = [(np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
@@ -107,7 +110,8 @@ class OutSpecs:
         """As `fit`, flat."""
         if self._is_none and returned[0] is None:
             return []
-        if self.is_leaf and type(returned[0]) is ArrayImpl and [self._glance(returned[0])] == self._seen:
+        is_array = self.is_leaf and type(returned[0]) is ArrayImpl
+        if is_array and [self._glance(returned[0])] == self._seen and self._are_laid_out(returned):
             return [returned[0]]
         if not self._are_large:
             arrays = self._as_specified(returned[0])
@@ -131,7 +135,7 @@ class OutSpecs:
             glances = None if values is None else [*map(self._glance, values)]
         except AttributeError:  # a leaf that is not a plain array
             glances = None
-        if values is not None and glances is not None:
+        if values is not None and glances is not None and self._are_laid_out(values):
             if glances == self._seen:
                 return values, True
             if glances == self._seen_elsewhere and not any(value.is_deleted() for value in values):
@@ -145,6 +149,10 @@ class OutSpecs:
             elif not any(is_kept) and all(map(OutSpec.may_put, self.leaves, values)):
                 self._seen_elsewhere = [*map(self._glance, values)]
         return fitted, False
+
+    def _are_laid_out(self, values: Sequence[Any]) -> bool:
+        """Whether all arrays have the default layout, which a glance does not show."""
+        return not self._have_layouts or all(map(has_default_layout, values))
 
     def fit_leaves(self, result: PyTree, name: str, own: Collection[int] = ()) -> list[jax.Array]:
         """The flat arrays of a result, without the quick test; `own` are the ids of arrays that nobody refers to."""

@@ -31,6 +31,7 @@ from partjit._jax.dispatch import (
     recheck_for_nans,
     set_function_for_nans,
 )
+from partjit._jax.layouts import in_default_layouts
 from partjit._jax.meshes import EMPTY_MESH
 from partjit._jax.moves import resharded
 from partjit._jax.shardings import device_list
@@ -243,13 +244,16 @@ def _dispatcher(
     is_repeatable = not lowered.fragment.calls and not any(lowered.fragment.donated)
 
     def dispatch(*args: jax.Array) -> tuple[Sequence[jax.Array], object, bool]:
+        given, are_others = in_default_layouts(args)
         try:
-            outs = executable.unsafe_call(*consts, *args)
+            outs = executable.unsafe_call(*consts, *given)
         except InternalFloatingPointError as error:
             if not is_repeatable:
                 raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None
             recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
             raise
+        if are_others:
+            return tuple(outs), None, False
         fast_path = fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
         donated = (arg for arg, flag in zip(args, lowered.fragment.donated_arguments, strict=True) if flag)
         if fast_path is not None and all(isinstance(arg, jax.Array) and arg.is_deleted() for arg in donated):

@@ -15,6 +15,7 @@ from partjit import events
 from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, kind_of_keys, type_sharding_and_commitment
 from partjit._jax.caches import CacheGroup
 from partjit._jax.dispatch import FastPath, make_cpp_function, results_are_checked
+from partjit._jax.layouts import has_default_layout
 from partjit._jax.tracing import is_eager, trace_context
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
@@ -276,7 +277,7 @@ class Recent:
             return None, None, False
         leaves, own_tree, found = flat
         call = self._recognized(own_tree, found, statics)
-        if call is None:
+        if call is None or not all(map(has_default_layout, leaves)):
             return None, None, False
         *_, plan, placing, run, out_tree = call
         if run.rest is not None and any(type(leaves[i]) is PendingArray for i in run.rest.dispatched):
