@@ -50,7 +50,7 @@ Function: TypeAlias = Callable[..., PyTree]
 Numbered: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
 """Numbers and names of some of the arguments of a function, in the user's numbering."""
 
-Statics: TypeAlias = tuple[tuple[int | str, Hashable], ...]
+Statics: TypeAlias = tuple[tuple[int | str, Hashable, type], ...]
 """Static arguments of a call, each with its number or name."""
 
 
@@ -245,7 +245,7 @@ class Arguments:
     Attributes:
         leaves: the flat arguments that are traced.
         tree: the structure of `(args, kwargs)` without the static arguments.
-        static: position or name and value of each static argument.
+        static: position or name, value and type of each static argument: `1`, `True` and `1.0` are equal.
         paths: the key path of each leaf in terms of the function's parameters: `params['layers'][3]['w']`.
         donated: for each leaf whether its argument was donated.
     """
@@ -297,8 +297,8 @@ def flatten_arguments(
         leaves,
         tree,
         (
-            *((number, args[number]) for number in sorted(static_numbers)),
-            *((name, kwargs[name]) for name in sorted(static[1]) if name in kwargs),
+            *((number, args[number], type(args[number])) for number in sorted(static_numbers)),
+            *((name, kwargs[name], type(kwargs[name])) for name in sorted(static[1]) if name in kwargs),
         ),
         paths,
         tuple(donated),

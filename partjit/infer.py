@@ -310,10 +310,10 @@ def _program(
 
 def _host_arguments(static: Statics) -> tuple[tuple[int | str, HostReference], ...]:
     """The host arguments among those that are not traced, numbered as in a call without static arguments."""
-    static_numbers = [key for key, value in static if isinstance(key, int) and not isinstance(value, HostReference)]
+    static_numbers = [key for key, value, _ in static if isinstance(key, int) and not isinstance(value, HostReference)]
     return tuple(
         (key - sum(number < key for number in static_numbers) if isinstance(key, int) else key, value)
-        for key, value in static
+        for key, value, _ in static
         if isinstance(value, HostReference)
     )
 

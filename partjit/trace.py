@@ -49,7 +49,7 @@ def with_static(
     """The arguments `(args, kwargs)` of a function, from flat arguments and static ones."""
     args, kwargs = jax.tree.unflatten(in_tree, leaves)
     args = list(args)
-    for key, value in static:
+    for key, value, _ in static:
         if isinstance(key, int):
             args.insert(key, value)
         else:

@@ -242,6 +242,17 @@ def test_one_trace_per_distinct_static_value(mesh):
     assert fun.traces == 3
 
 
+@pytest.mark.parametrize("given", ["by position", "by name"])
+def test_equal_static_values_of_different_types_are_different(mesh, given):
+    reprs = []
+    traced = pjit(lambda a, n: reprs.append(repr(n)) or a + 1, in_axis_resources=(P("x"),), static_argnames="n")
+    values = [1, True, 1.0, 1 + 0j, np.float32(1), True, 1.0, 1]
+    with mesh:
+        for value in values:
+            traced(ones(8), value) if given == "by position" else traced(ones(8), n=value)
+    assert reprs == [*map(repr, values[:5])]
+
+
 def test_a_static_value_that_is_not_an_array_is_never_looked_at_as_one(mesh):
     def fun(mode, a, activation):
         return {"double": 2, "triple": 3}[mode] * activation(a)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def has_default_layout(value: Any) -> bool:
         return True
     sharding = value._sharding
     default = _default_layout(sharding, value.aval.shape, value.aval.dtype)
-    return default is None or value._pjrt_layout == default
+    return default is None or cast(Any, value)._pjrt_layout == default
 
 
 def in_default_layout(value: Any) -> Any:

@@ -1,4 +1,8 @@
-"""The specializations of a colocated function, by the types and shardings of its arguments."""
+"""The specializations of a colocated function, by the types and shardings of its arguments.
+
+What `out_specs_fn` says, and what a function returns, may have other types where `jax_enable_x64` is set: so these have
+specializations of their own.
+"""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,6 +14,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.caches import CacheGroup
 from partjit._jax.shardings import default_device, device_list
+from partjit._jax.threads import has_64_bits
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.definition import Definition
 from partjit.colocated.runtime.host_arguments import KnownHostArguments
@@ -61,9 +66,10 @@ class SpecializationCache:
 
     def __init__(self) -> None:
         self._by_identity: dict[Hashable, tuple[Specialization, Sequence[Sharding]]] = {}
-        self._by_equality: dict[Hashable, Specialization] = {}
+        self._by_equality: dict[tuple[bool, Hashable], Specialization] = {}
         self._lock = threading.RLock()
         self.last: Specialization | None = None
+        self._has_64_bits = False  # where that was found
         self.last_with_host_values: tuple[KnownHostArguments, Specialization] | None = None
         self.last_with_objects: tuple[KnownObjects, Specialization] | None = None
         self.hits = 0
@@ -115,36 +121,49 @@ class SpecializationCache:
         self, leaves: Sequence[jax.Array], key: Hashable, make: Callable[[], Specialization]
     ) -> Specialization:
         kinds = tuple(map(_kind_of, leaves))
-        identities = (key, *((id(leaf.sharding), kind) for leaf, kind in zip(leaves, kinds, strict=True)))
+        shardings = [leaf.sharding for leaf in leaves]
+        identities = (has_64_bits(), key, *zip(map(id, shardings), kinds, strict=True))
         found = self._by_identity.get(identities)
         if found is not None:
             self.hits += 1
-            self.last = found[0]
+            self._remember(found[0])
             return found[0]
         with self._lock:
-            specialization = self.find_equal((key, *(leaf.sharding for leaf in leaves), kinds), make)
+            specialization = self.find_equal((key, *shardings, kinds), make)
             if len(self._by_identity) >= self._MOST_IDENTITIES:
                 self._by_identity.clear()
-            self._by_identity[identities] = (specialization, [leaf.sharding for leaf in leaves])
+            self._by_identity[identities] = (specialization, shardings)
         return specialization
 
     def find_equal(self, key: Hashable, make: Callable[[], Specialization]) -> Specialization:
         """The specialization of an equal key, made if there is none yet."""
+        own = has_64_bits(), key
         with self._lock:
-            specialization = self._by_equality.get(key)
+            specialization = self._by_equality.get(own)
             if specialization is None:
-                specialization = self._by_equality[key] = make()
+                specialization = self._by_equality[own] = make()
                 self.misses += 1
             else:
                 self.hits += 1
-            self.last = specialization
+            self._remember(specialization)
         return specialization
+
+    def _remember(self, specialization: Specialization) -> None:
+        if self._has_64_bits is not has_64_bits():
+            self._has_64_bits = not self._has_64_bits
+            self.last_with_objects = None
+        self.last = specialization
+
+    def is_as_last(self) -> bool:
+        """Whether what was found last may be used here."""
+        return self._has_64_bits is has_64_bits()
 
     def results_for(self, tree: PyTreeDef, avals: Sequence[ShapedArray]) -> OutSpecs | None:
         """The known results of calls with arguments of these types, on any devices; None if there are none."""
         wanted = [(aval.shape, aval.dtype) for aval in avals]
         with self._lock:
-            found = [*self._by_equality.values()]
+            bits = has_64_bits()
+            found = [specialization for (own, _), specialization in self._by_equality.items() if own is bits]
         for specialization in reversed(found):
             in_specs = specialization.in_specs
             types = [(spec.shape, spec.dtype) for spec in in_specs.leaves]

@@ -80,7 +80,7 @@ class ColocatedFunction(Colocated):
             return self._traced.bind(args, kwargs)
         cache = self._cache
         specialization = cache.last
-        if specialization is not None and eager:
+        if specialization is not None and eager and cache.is_as_last():
             leaves = specialization.in_specs.leaves_of(args, kwargs)
             if leaves is not None:
                 cache.hits += 1
@@ -91,7 +91,7 @@ class ColocatedFunction(Colocated):
             if leaves is not None:
                 cache.hits += 1
                 return specialization.call_with_host_arguments(leaves)
-        if cache.last_with_objects is not None and eager:
+        if cache.last_with_objects is not None and eager and cache.is_as_last():
             known, specialization = cache.last_with_objects
             recognized = known.recognized(args, kwargs)
             if recognized is not None:

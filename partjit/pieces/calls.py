@@ -215,8 +215,8 @@ def _arguments(
     """The arguments of the call with other leaves."""
     objects = definition.referenced(args, kwargs)[2]
     static = tuple(
-        (key, objects[value]) if isinstance(value, HostReference) and value in objects else (key, value)
-        for key, value in known.arguments.static
+        (key, objects[value] if isinstance(value, HostReference) and value in objects else value, kind)
+        for key, value, kind in known.arguments.static
     )
     positional, named = with_static(known.arguments.tree, leaves, static)
     return tuple(positional), named

@@ -77,8 +77,8 @@ class _Pieces:
             for leaf, sharding in zip(leaves, self.shardings, strict=True)
         ]
         objects = (
-            *((i, arg) for i, arg in enumerate(args) if i in self.host),
-            *((name, arg) for name, arg in kwargs.items() if name in self.host),
+            *((i, arg, type(arg)) for i, arg in enumerate(args) if i in self.host),
+            *((name, arg, type(arg)) for name, arg in kwargs.items() if name in self.host),
         )
         return with_static(tree, arrays, objects)
 

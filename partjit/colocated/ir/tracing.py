@@ -13,6 +13,7 @@ from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.arrays import aval_of_struct
+from partjit._jax.threads import has_64_bits
 from partjit._jax.tracing import abstractify, type_in_program
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import check_results
@@ -45,7 +46,7 @@ class TracedCalls:
         self._definition = definition
         self._cache = cache
         self._derivatives = derivatives
-        self._callees: dict[tuple[PyTreeDef, tuple[ShapedArray, ...]], Callee] = {}
+        self._callees: dict[tuple[PyTreeDef, tuple[ShapedArray, ...], bool], Callee] = {}
 
     def bind(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
         """Binds a call as an equation of the function being traced.
@@ -86,7 +87,7 @@ class TracedCalls:
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         avals, types = tuple(map(abstractify, leaves)), tuple(map(type_in_program, leaves))
-        key = tree, types
+        key = tree, types, has_64_bits()
         if len(self._callees) >= _MOST_CALLEES:  # there may be an object of its own in every call
             self._callees.clear()
         callee = self._callees.get(key)

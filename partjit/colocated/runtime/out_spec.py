@@ -82,14 +82,14 @@ class OutSpec:
         """
         if isinstance(value, HostValue):
             return self.put_numpy(value.as_numpy(self.dtype))
-        value = in_default_layout(value)  # others may not look for another one
-        if value.aval.weak_type != self.weak_type:
-            value = with_weak_type(value, self.weak_type)
-        if value.sharding == self.sharding and (value.committed or not self.committed):
-            return value
-        if is_of_several_processes(value, self.sharding):
-            return move_together(value, self.sharding, what())
-        return self.put(value)
+        array: jax.Array = in_default_layout(value)  # others may not look for another one
+        if array.aval.weak_type != self.weak_type:
+            array = with_weak_type(array, self.weak_type)
+        if array.sharding == self.sharding and (array.committed or not self.committed):
+            return array
+        if is_of_several_processes(array, self.sharding):
+            return move_together(array, self.sharding, what())
+        return self.put(array)
 
     def put_numpy(self, value: np.ndarray) -> Any:
         """The array of a NumPy array of the right shape and dtype, with this weak type and sharding.
