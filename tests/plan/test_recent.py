@@ -1,6 +1,7 @@
 """How many kinds of calls of a program are recognized at a glance."""
 
 import random
+import re
 
 import jax
 import jax.numpy as jnp
@@ -147,3 +148,42 @@ def test_calls_with_typed_keys_are_recognized(returns, donates, inferred):
     colocated.wait()
     assert rendezvous.logs["sums"] == [2.0 * count for _, count in kinds] * 3
     assert not inferred
+
+
+def in_a_tree(step, number):
+    return step(jnp.float32(1), {"n": number})
+
+
+def by_name(step, number):
+    return step(jnp.float32(1), n=number)
+
+
+def by_position(step, number):
+    return step(jnp.float32(1), number)
+
+
+@pytest.mark.parametrize("given", [in_a_tree, by_name, by_position])
+@pytest.mark.parametrize("reads", ["a fragment", "a call"])
+def test_an_integer_of_too_many_bits_is_named_however_well_the_call_is_known(given, reads):
+    log = colocated.colocated_python(lambda x: None, out_specs_fn=lambda x: None)
+
+    @pjit
+    def step(x, n):
+        number = n["n"] if isinstance(n, dict) else n
+        y = x * 2 if reads == "a call" else x * 2 + number
+        log(number if reads == "a call" else y)
+        return y
+
+    path = "n['n']" if given is in_a_tree else "n"
+    for _ in range(3):
+        for _ in range(4):
+            assert given(step, 1) == (2 if reads == "a call" else 3)
+        for number in (2**31, 2**70):
+            with pytest.raises(OverflowError, match=rf"Argument {re.escape(path)} of step is {number}, an int, which"):
+                given(step, number)
+        with jax.enable_x64(True):
+            for _ in range(4):
+                assert given(step, 2**31) == (2 if reads == "a call" else 2**31 + 2)
+            with pytest.raises(OverflowError, match=rf"Argument {re.escape(path)} of step is {2**70}, an int, which"):
+                given(step, 2**70)
+    colocated.wait()

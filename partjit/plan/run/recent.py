@@ -36,12 +36,19 @@ _FIRST = 4
 _MOST = 1024
 """Those that are known: batches of many lengths, for instance. The others are found by a hash."""
 
+
+def _kind_of_integer(x: int) -> object:
+    bits = x.bit_length()
+    return int if bits < 32 else (int, bits < 64)  # where these are too many, no call with such a one is known
+
+
 _KINDS: dict[type, Callable[[Any], object]] = {
     ArrayImpl: type_sharding_and_commitment,
     PRNGKeyArray: kind_of_keys,
     PendingArray: lambda x: (x.aval, x.sharding, x.committed),
+    int: _kind_of_integer,
     np.ndarray: lambda x: (np.ndarray, x.shape, x.dtype),
-    **dict.fromkeys((bool, int, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
+    **dict.fromkeys((bool, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
 }
 
 
@@ -261,7 +268,10 @@ class Recent:
         for leaf in leaves:
             if type(leaf) is int and not _LEAST <= leaf <= _LARGEST:
                 return _NOT_BY_FRONT  # whoever does not know the call says which integer has too many bits
-        go_on = front(*args, **kwargs)
+        try:
+            go_on = front(*args, **kwargs)
+        except OverflowError:  # of a number in a container
+            return _NOT_BY_FRONT
         if go_on is None:
             return _NOT_BY_FRONT
         if retires:  # what the first fragment has consumed, while the devices compute
