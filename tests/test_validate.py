@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, MissingMeshError, P, ParsedPartitionSpec, ShardingError, pjit, with_sharding_constraint
+from partjit import AUTO, Mesh, MissingMeshError, P, ParsedPartitionSpec, ShardingError, pjit, with_sharding_constraint
+from partjit.inspect import explain
 from partjit.validate import check_specs
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -474,6 +475,46 @@ def test_in_specs_that_are_no_prefix(mesh, specs):
     message = failure(lambda a, b: a, np.zeros(8), np.zeros(8), mesh=mesh, error=ValueError, in_axis_resources=specs)
     assert "pjit in_axis_resources specification must be a tree prefix of the corresponding value" in message
     assert "should always be wrapped in a tuple representing the argument list" in message
+
+
+def step(params, x, y, *, training=True):
+    return params["w"] + x + y
+
+
+_PARAMS = {"w": np.ones(8, np.float32)}
+_X = np.ones(8, np.float32)
+_FOR_THREE = ({"w": P("x")}, P("x"), P("x"))
+
+
+@pytest.mark.parametrize("call", [lambda f: f, lambda f: f.lower, lambda f: functools.partial(explain, f)])
+@pytest.mark.parametrize("in_shardings", [_FOR_THREE, [*_FOR_THREE], ({"w": AUTO}, P("x"), P("x"))])
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [
+        (1, "step() missing a required argument: 'x'"),
+        (2, "step() missing a required argument: 'y'"),
+        (4, "step() takes 3 positional arguments but 4 were given"),
+    ],
+)
+def test_a_call_that_does_not_fit_the_function_is_no_matter_of_its_specs(mesh, call, in_shardings, count, problem):
+    args = [_PARAMS, _X, _X, _X][:count]
+    with mesh, pytest.raises(TypeError) as raised:
+        call(pjit(step, in_shardings=in_shardings))(*args)
+    assert str(raised.value) == f"{problem}; in_shardings has specs for 3 arguments"
+
+
+@pytest.mark.parametrize("option", ["static_argnames", "host_argnames"])
+def test_arguments_without_specs_are_arguments_of_the_call(mesh, option):
+    def scaled(params, x, y, scale):
+        return params["w"] * 2
+
+    function = pjit(scaled, in_shardings=_FOR_THREE, **{option: "scale"})
+    with mesh, pytest.raises(TypeError) as raised:
+        function(_PARAMS, _X, _X, 2, 3)
+    assert str(raised.value).startswith("scaled() takes 4 positional arguments but 5 were given")
+    with mesh, pytest.raises(TypeError) as raised:
+        function(_PARAMS, _X, scale=2)
+    assert str(raised.value).startswith("scaled() missing a required argument: 'y'; ")
 
 
 def test_todays_name_is_in_the_message_where_it_was_used(mesh):
