@@ -1,5 +1,6 @@
 """In specs over the arguments of a call: one spec for each array."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ from jax.core import Tracer
 
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import PyTree
-from partjit.arguments import Arguments
+from partjit.arguments import Arguments, parameter_names
 from partjit.auto_specs import Auto
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh
@@ -16,7 +17,7 @@ from partjit.render.numbers import counted
 from partjit.signatures import misfit
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 
 __all__ = ["spec_of_array", "specs_of_arguments"]
 
@@ -43,7 +44,8 @@ def specs_of_arguments(
     else:
         positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
         try:
-            flat = broadcast_specs(specs, positional, in_name)
+            named = functools.partial(_named, arguments, len(positional), name, signature)
+            flat = broadcast_specs(specs, positional, in_name, named)
         except ShardingError:
             _check_count(specs, in_name, positional, arguments, name, signature)
             raise
@@ -51,6 +53,14 @@ def specs_of_arguments(
         spec_of_array(leaf, path, in_name) if spec is FROM_ARRAY else spec
         for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
     )
+
+
+def _named(arguments: Arguments, count: int, name: str, signature: inspect.Signature | None) -> Values:
+    """How messages name the tuple of the arguments of a call that have specs, of which there are `count`."""
+    untraced = [key for key, _ in arguments.static if isinstance(key, int)]
+    names = parameter_names(signature, count + len(untraced))
+    which = "the traced arguments" if untraced else "the arguments"
+    return Values(f"{which} of {name}", [name for i, name in enumerate(names) if i not in untraced])
 
 
 def _check_count(

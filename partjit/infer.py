@@ -37,7 +37,7 @@ from partjit.mesh import (
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import abstract_mesh_of, on_devices, require_devices
 from partjit.trace import trace
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 from partjit.typed import own_type, requested_type, with_result_types
 from partjit.validate import Mismatch, check_devices, check_specs, raise_mismatches, require_mesh
 
@@ -247,7 +247,10 @@ def _out_specs(
     specs = definition.specs_of(definition.out_specs)
     if isinstance(specs, UnspecifiedValue):
         return (specs,) * len(out_avals)
-    return broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name)
+    result = jax.tree.unflatten(out_tree, out_avals)
+    return broadcast_specs(
+        specs, result, definition.out_name, lambda: Values(f"the result of {definition.name}", "result")
+    )
 
 
 def forget(fun: Function) -> None:

@@ -23,7 +23,7 @@ from partjit.testing.derivatives import custom_calls, wrong_derivative
 from partjit.testing.donation import reads_of_donated_values
 from partjit.testing.expected_shards import assert_laid_out
 from partjit.testing.reproduction import canonical, describe, reproduction
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 
 __all__ = ["assert_same_meaning"]
 
@@ -300,7 +300,7 @@ def _flat_specs(specs: object, values: object) -> list[P | None]:
     if isinstance(specs, UnspecifiedValue):
         raise _NoSpecs
     parsed = parse_spec_tree(tuple(specs) if isinstance(specs, list) else specs, "specs")
-    flat = broadcast_specs(parsed, values, "specs")
+    flat = broadcast_specs(parsed, values, "specs", lambda: Values("the values", "values"))
     # The user's specs, not the parsed ones: parsing is checked as well.
     return [(spec.unsafe_user_spec or P()) if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
 
