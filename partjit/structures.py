@@ -10,7 +10,10 @@ from jax.tree_util import DictKey, KeyPath
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import abridged, shown
 
-__all__ = ["differing_nodes", "is_leaf", "keys_of", "kind_of", "listed", "similar"]
+__all__ = ["ANY_ARRAY", "differing_nodes", "is_leaf", "keys_of", "kind_of", "listed", "similar"]
+
+ANY_ARRAY = object()
+"""A leaf in the place of an array of which nothing more is known."""
 
 _MOST_SHOWN = 10
 
@@ -34,6 +37,8 @@ def kind_of(tree: PyTree) -> str:
         return f"{article} {name} of {len(tree)}"
     if not is_leaf(tree):
         return f"{article} {name}"
+    if tree is ANY_ARRAY:
+        return "an array"
     shape, dtype = getattr(tree, "shape", None), getattr(tree, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
         return shown(tree)
