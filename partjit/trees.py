@@ -35,7 +35,7 @@ class Values:
             return self.path + jax.tree_util.keystr(path)
         (first, *rest) = path
         assert isinstance(first, jax.tree_util.SequenceKey)  # in the tuple of arguments
-        return self.path[first.idx] + jax.tree_util.keystr(tuple(rest))
+        return self.path[int(first.idx)] + jax.tree_util.keystr(tuple(rest))
 
 
 def broadcast_specs(

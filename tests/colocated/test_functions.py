@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import threading
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -516,6 +517,49 @@ def test_a_result_with_other_metadata_is_named(x):
     f = colocated_python(lambda x: Static(x, 3), out_specs=Static(jax.ShapeDtypeStruct((8,), np.float32), 4))
     with pytest.raises(ValueError, match=r": result has the structure PyTreeDef\(.*, but its spec says PyTreeDef\("):
         jax.block_until_ready(f(x))
+
+
+class Plain:
+    def add(self, x):
+        return x + 1
+
+
+class Pair(typing.NamedTuple):
+    a: object
+    b: object
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tree:
+    a: object
+
+
+@pytest.mark.parametrize(
+    "decorate", [colocated_python, colocated_python(mode="inline"), colocated_python(uses_jax=False)]
+)
+def test_a_class_whose_objects_are_no_trees_is_refused(decorate):
+    with pytest.raises(TypeError) as error:
+        decorate(Plain)
+    assert str(error.value) == (
+        f"colocated_python: fun must be a function, but is {Plain}: its objects are no arrays, which a colocated "
+        "function has to return. colocated_python_class makes them live on the hosts, with methods that are colocated "
+        "functions"
+    )
+
+
+def test_a_class_that_makes_trees_or_numbers_is_a_function(x):
+    same(colocated_python(Pair)(x, x), Pair(x, x))
+    for makes_tree in (Tree, functools.partial(Tree)):  # whose constructor is annotated to return nothing
+        same(colocated_python(makes_tree)(x), Tree(x))
+    assert int(colocated_python(int)(jnp.float32(3))) == 3
+    np.testing.assert_array_equal(colocated_python(functools.partial(Pair, 1))(x).b, x)
+
+    class Chosen:
+        def __new__(cls, x):
+            return x + 1
+
+    same(colocated_python(Chosen)(x), x + 1)
 
 
 def test_later_results_are_held_to_the_first():
