@@ -1,6 +1,7 @@
 """`colocated_python_class`: when an object is made and destroyed, and in which order its methods run."""
 
 import gc
+import inspect
 import re
 import threading
 import time
@@ -469,12 +470,62 @@ def test_what_is_read_or_set_on_a_reference_and_is_no_method_is_named():
     assert not hasattr(counter, "__array__")
 
 
+@pytest.mark.parametrize(("name", "meant"), [("ad", "add"), ("Twice", "twice"), ("squares", "square"), ("mak", "make")])
+def test_a_method_that_was_probably_meant_is_named(name, meant):
+    with pytest.raises(AttributeError) as error:
+        getattr(Colocated(1), name)
+    assert str(error.value).startswith(
+        f"'Counter' object has no attribute {name!r}: did you mean {meant!r}? A colocated"
+    )
+    (shown,) = traceback.format_exception_only(error.value)
+    assert shown.casefold().count("did you mean") == 1
+
+
+def test_class_methods_are_methods():
+    class Counted:
+        made = 0
+
+        def __init__(self, start=0):
+            type(self).made += 1
+            self.start = start
+
+        @classmethod
+        def count(cls, x, *, times=1):
+            return x * (10 * cls.made + times)
+
+        @classmethod
+        def another(cls, x):
+            return cls()
+
+    counted = colocated_python_class(Counted)(3)
+    assert [int(counted.count(one, times=2)) for _ in range(3)] == [12] * 3
+    assert (counted.count.__name__, repr(counted.count)) == ("count", "<colocated Counted.count>")
+    assert [*inspect.signature(counted.count).parameters] == ["x", "times"]
+    with pytest.raises(ValueError, match=r"in_specs do not fit|x is int32"):
+        counted.count.specialize(in_specs=((jax.ShapeDtypeStruct((3,), np.int32),), {}))(one)
+    with pytest.raises(ValueError, match=r"only supports jax.Array.* at result of Counted.another"):
+        counted.another(one)
+
+
+@pytest.mark.parametrize("name", ["make", "square", "add"])
+def test_methods_are_called_on_objects(name):
+    message = (
+        rf"Counter.{name} is a method of a colocated class: call it on one of its objects, Counter\(...\).{name}\("
+    )
+    with pytest.raises(TypeError, match=message):
+        getattr(Colocated, name)()
+    with pytest.raises(TypeError, match=message):
+        getattr(Colocated, name)(one)
+    with pytest.raises(TypeError, match=message):
+        getattr(Colocated, name)(Counter(), one)
+
+
 def test_plain_functions_are_exposed_and_data_is_not():
     counter = Colocated(0)
     assert int(counter.inherited(one)) == 101
     assert int(counter.square(one * 3)) == 9
     assert int(counter(one)) == 0
-    for name in ("data", "count", "prop", "shared", "make", "absent"):
+    for name in ("data", "count", "prop", "shared", "absent"):
         with pytest.raises(AttributeError):
             getattr(counter, name)
     assert Colocated.__name__ == "Counter"
