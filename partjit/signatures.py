@@ -5,7 +5,18 @@ from collections.abc import Mapping, Sequence
 
 from partjit.render.numbers import counted
 
-__all__ = ["misfit"]
+__all__ = ["constructor_signature_of", "misfit"]
+
+
+def constructor_signature_of(cls: type) -> inspect.Signature | None:
+    """The signature of the calls of a class, or None if it has none.
+
+    It is that of a wrapper around the constructor, and not of what this wraps: the wrapper may give arguments itself.
+    """
+    try:
+        return inspect.signature(cls, follow_wrapped=False)
+    except (ValueError, TypeError):  # of classes of C, and where `__signature__` is something else
+        return None
 
 
 def misfit(

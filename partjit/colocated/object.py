@@ -18,6 +18,7 @@ from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
+from partjit.signatures import constructor_signature_of, misfit
 from partjit.structures import similar
 
 __all__ = ["colocated_python_class"]
@@ -231,7 +232,8 @@ def colocated_python_class(
         A class with the constructor of `cls`.
 
     Raises:
-        TypeError: `cls` is not a class, or `state` not two names.
+        TypeError: `cls` is not a class, or `state` not two names; when an object is made: the constructor does not take
+            these arguments.
         ValueError: `cls` has no method of a name in `state`, or methods may overlap, so that there is no state to save.
         Exception: on a call: what the constructor raised; it is attempted once.
         WorkerDiedError: on a call: the worker process of the object has died, and its state is lost.
@@ -310,6 +312,9 @@ def _construct(
     state: tuple[str, str] | None,
     is_isolated: bool,
 ) -> None:
+    problem = misfit(cls.__name__, constructor_signature_of(cls), args, kwargs)
+    if problem is not None:  # which would be raised by the first call of a method
+        raise TypeError(problem)
     handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state, is_isolated)
     handle._colocated_methods = {}
     _handles[handle._colocated_instance.number] = handle

@@ -1,5 +1,8 @@
 """`colocated_python_class`: when an object is made and destroyed, and in which order its methods run."""
 
+import collections
+import dataclasses
+import functools
 import gc
 import inspect
 import re
@@ -301,6 +304,81 @@ def test_what_a_quick_method_raises_is_raised_at_the_end_of_the_block_wherever_i
     with pytest.raises(OSError, match="no disk"):
         note_many()
     colocated.wait()
+
+
+class Chosen(type):
+    def __call__(cls, *args, **kwargs):
+        return super().__call__(1, *args, **kwargs)
+
+
+class ByMetaclass(metaclass=Chosen):
+    def __init__(self, given, x):
+        pass
+
+
+class New:
+    def __new__(cls, a):
+        return super().__new__(cls)
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float
+    steps: int = 10
+
+    def scaled(self, x):
+        return x * self.steps
+
+
+def injected(function):
+    """Makes a constructor give its last argument itself."""
+
+    @functools.wraps(function)
+    def wrapper(self):
+        function(self, 3)
+
+    return wrapper
+
+
+class Injected:
+    @injected
+    def __init__(self, x):
+        self.x = x
+
+    def get(self, x):
+        return x + self.x
+
+
+class Unknown(collections.deque):
+    def longest(self, x):
+        return x + self.maxlen
+
+
+@pytest.mark.parametrize("isolate", [None, "process"])
+@pytest.mark.parametrize(
+    ("cls", "args", "kwargs", "problem"),
+    [
+        (Settings, (), {}, "Settings() missing a required argument: 'rate'"),
+        (Settings, (1, 2, 3), {}, "Settings() takes 2 positional arguments but 3 were given"),
+        (Settings, (1,), {"step": 2}, "Settings() got an unexpected keyword argument 'step'"),
+        (Counter, (1,), {"start": 2}, "Counter() multiple values for argument 'start'"),
+        (New, (), {}, "New() missing a required argument: 'a'"),
+        (Base, (1,), {}, "Base() takes 0 positional arguments but 1 was given"),
+    ],
+)
+def test_arguments_that_a_constructor_does_not_take_are_refused_at_once(cls, args, kwargs, problem, isolate):
+    with pytest.raises(TypeError) as error:
+        colocated_python_class(cls, isolate=isolate)(*args, **kwargs)
+    assert str(error.value) == problem
+
+
+def test_constructors_that_take_other_arguments_than_it_seems_are_called_with_them():
+    assert int(colocated_python_class(Settings)(0.1).scaled(one)) == 10
+    assert int(colocated_python_class(Injected)().get(one)) == 4
+    assert int(colocated_python_class(Unknown)((1, 2), 5).longest(one)) == 6
+    colocated_python_class(ByMetaclass)(2)
+    colocated_python_class(ByMetaclass)(x=2)
+    colocated_python_class(New)(2)
 
 
 def test_constructor_arguments_are_copied():
