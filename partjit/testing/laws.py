@@ -109,14 +109,14 @@ def assert_same_meaning(
     types = (
         f"{name}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for name, leaf in _named_leaves("args", case.args)
     )
-    missing = "" if reference is None else f"\n# and reference={getattr(reference, '__name__', reference)}"
+    script = reproduction("assert_same_meaning", fun, case.args, mesh, options, reference)
     raise AssertionError(
         f"{problem}\n\nThe simplest case that still fails:\n"
         f"  mesh       ({describe_mesh(mesh)})\n"
         f"  in_specs   {describe(case.in_specs)}\n"
         f"  out_specs  {describe(case.out_specs)}\n"
         f"  arguments  {', '.join(types)}\n\n"
-        f"To reproduce it:\n\n{reproduction('assert_same_meaning', fun, case.args, mesh, options)}{missing}"
+        f"To reproduce it:\n\n{script}"
     )
 
 
