@@ -177,9 +177,13 @@ def require_synchronous(what: str, name: str, fun: Callable[..., object]) -> Non
         )
 
 
-def require_choice(where: str, name: str, value: T, choices: Sequence[str]) -> T:
-    """One of some strings; TypeError for what is no string, ValueError for another string."""
-    expected = f"one of {', '.join(map(repr, choices))}"
+def require_choice(where: str, name: str, value: T, choices: Sequence[str], *, or_none: bool = False) -> T:
+    """One of some strings; TypeError for what is no string, ValueError for another string.
+
+    With `or_none` messages say that None, which is not checked here, is the other choice.
+    """
+    names = ", ".join(map(repr, choices))
+    expected = f"{names} or None" if or_none else f"one of {names}"
     if require_text(where, name, value, expected) not in choices:
         raise wrong_value(where, name, value, expected)
     return value

@@ -11,7 +11,7 @@ from partjit.errors import MissingMeshError
 from partjit.mesh import ambient_or_abstract_mesh
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec, parse_spec_tree
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 from partjit.typed import requested_type, resharded
 from partjit.validate import check_specs, raise_mismatches, require_mesh
 
@@ -53,7 +53,7 @@ def with_sharding_constraint(x: PyTree, specs: PyTree) -> PyTree:
     leaves = [leaf for _, leaf in with_paths]
     paths = [f"x{jax.tree_util.keystr(path)}" for path, _ in with_paths]
     parsed = parse_spec_tree(specs, "shardings", allow_unconstrained_dims=True)
-    requested = broadcast_specs(parsed, x, "with_sharding_constraint shardings")
+    requested = broadcast_specs(parsed, x, "shardings", lambda: Values("x", "x"), "with_sharding_constraint")
     mesh = ambient_or_abstract_mesh()
     flat_specs: list[ParsedPartitionSpec] = []
     for path, spec in zip(paths, requested, strict=True):

@@ -20,10 +20,11 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import Device, PyTree, PyTreeDef
+from partjit.argument_specs import spec_of_array, specs_of_arguments
 from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_argument, check_call, flatten_arguments
 from partjit.auto_specs import DEFAULT_SEARCH, Auto, SearchOptions
 from partjit.compile import Program
-from partjit.errors import MissingMeshError, ShardingError
+from partjit.errors import MissingMeshError
 from partjit.host_objects import HostReference, referenced
 from partjit.mesh import (
     ambient_mesh,
@@ -34,9 +35,9 @@ from partjit.mesh import (
     program_mesh,
 )
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
-from partjit.structs import abstract_mesh_of, is_abstract, on_devices, require_devices
+from partjit.structs import abstract_mesh_of, on_devices, require_devices
 from partjit.trace import trace
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 from partjit.typed import own_type, requested_type, with_result_types
 from partjit.validate import Mismatch, check_devices, check_specs, raise_mismatches, require_mesh
 
@@ -167,7 +168,8 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
             f"{definition.name} runs on {definition.device}, but the mesh ({describe_mesh(ambient_mesh())}) is set. "
             "Call it outside of the mesh, or leave device and backend out"
         )
-    given = _in_specs(definition, arguments)
+    specs = definition.specs_of(definition.in_specs)
+    given = specs_of_arguments(specs, definition.in_name, arguments, definition.name, definition.signature)
     out_leaves = jax.tree.leaves(definition.specs_of(definition.out_specs))
     auto = None
     if any(isinstance(spec, Auto) for spec in (*given, *out_leaves)):
@@ -245,7 +247,10 @@ def _out_specs(
     specs = definition.specs_of(definition.out_specs)
     if isinstance(specs, UnspecifiedValue):
         return (specs,) * len(out_avals)
-    return broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name)
+    result = jax.tree.unflatten(out_tree, out_avals)
+    return broadcast_specs(
+        specs, result, definition.out_name, lambda: Values(f"the result of {definition.name}", "result")
+    )
 
 
 def forget(fun: Function) -> None:
@@ -318,26 +323,12 @@ def _host_arguments(static: Statics) -> tuple[tuple[int | str, HostReference], .
     )
 
 
-def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec | Auto, ...]:
-    """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
-    specs = definition.specs_of(definition.in_specs)
-    if isinstance(specs, UnspecifiedValue | ParsedPartitionSpec | Auto) or specs is FROM_ARRAY:
-        flat = [specs] * len(arguments.leaves)
-    else:
-        positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
-        flat = broadcast_specs(specs, positional, definition.in_name)
-    return tuple(
-        _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
-        for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
-    )
-
-
 def _beside_auto(spec: Spec | Auto, leaf: object) -> Spec:
     """The spec of an argument where some are searched: a committed array whose spec is UNSPECIFIED keeps its own."""
     if isinstance(spec, Auto):
         return UNSPECIFIED
     is_committed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
-    return _spec_of_array(leaf, "", "") if isinstance(spec, UnspecifiedValue) and is_committed else spec
+    return spec_of_array(leaf, "", "") if isinstance(spec, UnspecifiedValue) and is_committed else spec
 
 
 def _meshes_of_shape(mesh: Mesh, leaves: Sequence[object]) -> Iterator[Mesh]:
@@ -362,24 +353,6 @@ def _meshes_of_arrays(leaves: Sequence[object]) -> list[Mesh]:
         and leaf.sharding.mesh.shape != ambient.shape
         and leaf.sharding.device_set == {*ambient.devices.flat}
     ]
-
-
-def _spec_of_array(leaf: object, path: str, in_name: str) -> Spec:
-    if isinstance(leaf, Tracer):
-        return UNSPECIFIED  # its sharding is up to the enclosing program
-    if is_abstract(leaf):
-        return UNSPECIFIED  # its devices are those of the program's mesh, if there is one
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None or not getattr(leaf, "committed", True):
-        kind = "an uncommitted array" if isinstance(leaf, jax.Array) else f"a {type(leaf).__name__}"
-        raise ShardingError(
-            f"{in_name} of {path} cannot be `pjit.FROM_GDA` (FROM_ARRAY), because {path} is {kind}, which has no "
-            "sharding of its own to take: place it with jax.device_put, or give a PartitionSpec"
-        )
-    mesh = ambient_mesh()
-    if isinstance(sharding, jax.sharding.NamedSharding) and (mesh.empty or sharding.device_set == {*mesh.devices.flat}):
-        return ParsedPartitionSpec.from_user_input(sharding, in_name)
-    return UNSPECIFIED  # a committed array keeps its sharding
 
 
 def _check_keywords(definition: Definition, kwargs: dict[str, PyTree]) -> None:

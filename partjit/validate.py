@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 from partjit._jax.meshes import manual_axes
 from partjit._jax.shardings import UnspecifiedValue, device_list
 from partjit._jax.tracing import abstractify
-from partjit._jax.types import PyTreeDef
 from partjit.devices import describe_devices, has_devices_of, ids_of, no_devices
 from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
@@ -26,10 +25,10 @@ __all__ = [
     "Mismatch",
     "check_devices",
     "check_specs",
+    "listing",
     "raise_mismatches",
     "require_devices_of_mesh",
     "require_mesh",
-    "spec_prefix_message",
 ]
 
 
@@ -52,14 +51,20 @@ def raise_mismatches(mismatches: Sequence[Mismatch], name: str, mesh: Mesh) -> N
         return
     place = f"the mesh ({describe_mesh(mesh)})"
     if mesh.empty:  # specs are not checked without a mesh
-        lines = [f"The arguments of {name} are on different devices, and no mesh says on which it runs:"]
+        headline = f"The arguments of {name} are on different devices, and no mesh says on which it runs:"
     elif len(mismatches) == 1:
-        lines = [f"A spec of {name} does not fit on {place}:"]
+        headline = f"A spec of {name} does not fit on {place}:"
     else:  # one spec may fail in several ways
-        lines = [f"The specs of {name} do not fit on {place}, for {len(mismatches)} reasons:"]
+        headline = f"The specs of {name} do not fit on {place}, for {len(mismatches)} reasons:"
+    raise ShardingError(listing(headline, mismatches))
+
+
+def listing(headline: str, mismatches: Iterable[Mismatch]) -> str:
+    """The message of an error that lists mismatches below a headline."""
+    lines = [headline]
     for mismatch in mismatches:
         lines += ["", mismatch.problem, *(f"    {line}" for line in mismatch.remedy.splitlines())]
-    raise ShardingError("\n".join(lines))
+    return "\n".join(lines)
 
 
 def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> None:
@@ -198,31 +203,6 @@ def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mes
     if divisors:
         return f"{remedy}\nor shard it over other axes: {size} is divisible by {', '.join(divisors[:6])}"
     return f"{remedy}\nor leave the dimension unsharded (None): no free axes of the mesh divide {size}"
-
-
-def spec_prefix_message(arg_name: str, spec_tree: PyTreeDef, value_tree: PyTreeDef, errors: Sequence[str]) -> str:
-    """The message for a spec tree that is no prefix of the tree of values.
-
-    Args:
-        arg_name: `"in_axis_resources"` and the like.
-        spec_tree, value_tree: the tree structures.
-        errors: where they differ.
-    """
-    message = (
-        f"pjit {arg_name} specification must be a tree prefix of the corresponding value, got specification "
-        f"{spec_tree} for value tree {value_tree}."
-    )
-    if arg_name.startswith("in_"):
-        message += (
-            f" Note that pjit {arg_name} that are non-trivial pytrees should always be wrapped in a tuple representing "
-            "the argument list."
-        )
-        if len(value_tree.children()) == 1:
-            message += (
-                f" In particular, you're passing in a single argument which means that pjit {arg_name} might need to "
-                "be wrapped in a singleton tuple."
-            )
-    return "\n".join([message, *errors])
 
 
 def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[Spec], mesh: Mesh) -> list[Mismatch]:

@@ -85,6 +85,16 @@ def test_what_holds_items_gives_them():
         (lambda: checks.require_number("f", "n", True, "seconds"), TypeError, "n must be seconds, but is True, a bool"),
         (lambda: checks.require_choice("f", "n", np.array(["a"]), "ab"), TypeError, "n must be one of 'a', 'b', but"),
         (lambda: checks.require_choice("f", "n", "c", "ab"), ValueError, "n must be one of 'a', 'b', but is 'c'"),
+        (
+            lambda: checks.require_choice("f", "n", "c", "a", or_none=True),
+            ValueError,
+            "n must be 'a' or None, but is 'c'",
+        ),
+        (
+            lambda: checks.require_choice("f", "n", 3, "ab", or_none=True),
+            TypeError,
+            "n must be 'a', 'b' or None, but is 3",
+        ),
         (lambda: checks.require_path("f", "n", 1), TypeError, "n must be the path of a file, .* but is 1, an int"),
         (lambda: checks.require_mesh_type("f", "n", "x"), TypeError, "n must be a mesh, but is 'x', a str: make one"),
         (

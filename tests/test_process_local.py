@@ -34,6 +34,15 @@ def test_the_piece_of_the_only_process_is_the_array(mesh):
     np.testing.assert_array_equal(again, X)
 
 
+def test_specs_in_another_structure_than_the_data(mesh):
+    with pytest.raises(ShardingError) as raised:
+        from_process_local({"a": P("y", None), "b": None, "c": None}, {"a": X, "b": 3})
+    assert str(raised.value) == (
+        "from_process_local specs specification must be a tree prefix of the corresponding value, local_data, but is "
+        "not:\n\nspecs has the key 'c', which local_data lacks\n    local_data has the keys 'a', 'b'"
+    )
+
+
 def test_both_semantics_are_the_same_and_leave_the_same_fast_path(mesh, monkeypatch):
     functions = [
         pjit(double, in_shardings=P("x"), out_shardings=P("y"), positional_semantics=semantics)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, MissingMeshError, P, ParsedPartitionSpec, ShardingError, pjit, with_sharding_constraint
+from partjit import AUTO, Mesh, MissingMeshError, P, ParsedPartitionSpec, ShardingError, pjit, with_sharding_constraint
+from partjit.inspect import explain
 from partjit.validate import check_specs
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -469,11 +470,178 @@ def test_lowering_validates_like_a_call(mesh):
 # Trees
 
 
-@pytest.mark.parametrize("specs", [(None, None, None), ({"a": None}, None), (P("x"),)])
+@pytest.mark.parametrize("specs", [(None, None, None), (P("x"),), {"a": None}])
 def test_in_specs_that_are_no_prefix(mesh, specs):
     message = failure(lambda a, b: a, np.zeros(8), np.zeros(8), mesh=mesh, error=ValueError, in_axis_resources=specs)
     assert "pjit in_axis_resources specification must be a tree prefix of the corresponding value" in message
     assert "should always be wrapped in a tuple representing the argument list" in message
+    assert "PyTreeDef" not in message
+
+
+def step(params, x, y, *, training=True):
+    return params["w"] + x + y
+
+
+_PARAMS = {"w": np.ones(8, np.float32)}
+_X = np.ones(8, np.float32)
+_FOR_THREE = ({"w": P("x")}, P("x"), P("x"))
+
+
+@pytest.mark.parametrize("call", [lambda f: f, lambda f: f.lower, lambda f: functools.partial(explain, f)])
+@pytest.mark.parametrize("in_shardings", [_FOR_THREE, [*_FOR_THREE], ({"w": AUTO}, P("x"), P("x"))])
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [
+        (1, "step() missing a required argument: 'x'"),
+        (2, "step() missing a required argument: 'y'"),
+        (4, "step() takes 3 positional arguments but 4 were given"),
+    ],
+)
+def test_a_call_that_does_not_fit_the_function_is_no_matter_of_its_specs(mesh, call, in_shardings, count, problem):
+    args = [_PARAMS, _X, _X, _X][:count]
+    with mesh, pytest.raises(TypeError) as raised:
+        call(pjit(step, in_shardings=in_shardings))(*args)
+    assert str(raised.value) == f"{problem}; in_shardings has specs for 3 arguments"
+
+
+@pytest.mark.parametrize("option", ["static_argnames", "host_argnames"])
+def test_arguments_without_specs_are_arguments_of_the_call(mesh, option):
+    def scaled(params, x, y, scale):
+        return params["w"] * 2
+
+    function = pjit(scaled, in_shardings=_FOR_THREE, **{option: "scale"})
+    with mesh, pytest.raises(TypeError) as raised:
+        function(_PARAMS, _X, _X, 2, 3)
+    assert str(raised.value).startswith("scaled() takes 4 positional arguments but 5 were given")
+    with mesh, pytest.raises(TypeError) as raised:
+        function(_PARAMS, _X, scale=2)
+    assert str(raised.value).startswith("scaled() missing a required argument: 'y'; ")
+
+
+def test_specs_for_other_arguments_than_the_function_has(mesh):
+    with mesh, pytest.raises(ShardingError) as raised:
+        pjit(step, in_shardings=(*_FOR_THREE, None))(_PARAMS, _X, _X)
+    assert "in_shardings is a tuple of 4, but the arguments of step are (params, x, y)" in str(raised.value)
+
+
+def test_a_function_without_a_signature_and_specs_for_more_arguments(mesh):
+    class Unknown:
+        __signature__ = "none"
+
+        def __call__(self, x):
+            return x
+
+    with mesh, pytest.raises(ShardingError) as raised:
+        pjit(Unknown(), in_shardings=(P("x"), P("x")))(_X)
+    assert "in_shardings is a tuple of 2, but the arguments of Unknown are (args[0],)" in str(raised.value)
+
+
+def test_static_arguments_are_none_of_those_that_have_specs(mesh):
+    with mesh, pytest.raises(ShardingError) as raised:
+        pjit(lambda n, a: a, in_shardings=(None, P("x")), static_argnums=0)(2, _X)
+    assert "in_shardings is a tuple of 2, but the traced arguments of <lambda> are (a,)" in str(raised.value)
+
+
+def named_trees(params, rest):
+    return {"w": params["w"], "bias": [params["bias"], rest]}
+
+
+_TREES = {"w": np.ones(8, np.float32), "bias": np.ones(8, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("specs", "problem", "remedy"),
+    [
+        ({"w": P("x")}, "in_shardings[0] lacks the key 'bias' of params", "add it, or give one spec for all of params"),
+        ({}, "in_shardings[0] lacks the keys 'bias', 'w' of params", "add them, or give one spec for all of params"),
+        ({"w": P(), "bais": P()}, "in_shardings[0] has the key 'bais', which params lacks", "did you mean 'bias'?"),
+        (
+            {"w": P(), "bias": P(), "v2": P()},
+            "in_shardings[0] has the key 'v2', which params lacks",
+            "params has the keys 'bias', 'w'",
+        ),
+        (
+            {"w": P(), "bias": (P(), P())},
+            "in_shardings[0]['bias'] is a tuple of 2, but params['bias'] is an array (float32[8])",
+            "give one spec for it",
+        ),
+        (
+            [P(), P()],
+            "in_shardings[0] is a list of 2, but params is a dict with the keys 'bias', 'w'",
+            "give one spec for all of it, or specs in its structure",
+        ),
+    ],
+)
+def test_specs_in_another_structure_than_an_argument(mesh, specs, problem, remedy):
+    message = failure(named_trees, _TREES, _X, mesh=mesh, in_shardings=(specs, P()))
+    headline, *rest = message.splitlines()
+    assert headline == (
+        "pjit in_shardings specification must be a tree prefix of the corresponding value, the arguments of "
+        "named_trees, but is not:"
+    )
+    assert rest == ["", problem, f"    {remedy}"]
+
+
+@pytest.mark.parametrize(
+    ("specs", "problem", "remedy"),
+    [
+        (
+            {"w": P(), "biases": P()},
+            "out_shardings has the key 'biases', which result lacks",
+            "did you mean 'bias'?",
+        ),
+        ({"w": P()}, "out_shardings lacks the key 'bias' of result", "add it, or give one spec for all of result"),
+        (
+            {"w": P(), "bias": [P()]},
+            "out_shardings['bias'] is a list of 1, but result['bias'] is a list of 2",
+            "give one spec for all of it, or specs in its structure",
+        ),
+    ],
+)
+def test_specs_in_another_structure_than_the_result(mesh, specs, problem, remedy):
+    headline, *rest = failure(named_trees, _TREES, _X, mesh=mesh, out_shardings=specs).splitlines()
+    assert headline.endswith("tree prefix of the corresponding value, the result of named_trees, but is not:")
+    assert rest == ["", problem, f"    {remedy}"]
+
+
+def test_all_differences_between_structures_are_in_one_error(mesh):
+    message = failure(named_trees, _TREES, _X, mesh=mesh, in_shardings=({"W": P(), "bais": P(), "x": P()}, [P()]))
+    assert [line for line in message.splitlines()[1:] if line] == [
+        "in_shardings[0] has the key 'W', which params lacks",
+        "    did you mean 'w'?",
+        "in_shardings[0] has the key 'bais', which params lacks",
+        "    did you mean 'bias'?",
+        "in_shardings[0] has the key 'x', which params lacks",
+        "    params has the keys 'bias', 'w'",
+        "in_shardings[1] is a list of 1, but rest is an array (float32[8])",
+        "    give one spec for it",
+    ]
+
+
+def test_keys_that_are_no_strings_and_many_of_them(mesh):
+    layers = {i: np.ones(8, np.float32) for i in range(20)}
+    message = failure(
+        lambda layers: layers, layers, mesh=mesh, in_shardings=({**dict.fromkeys(range(19), P()), 30: P()},)
+    )
+    assert "in_shardings[0] has the key 30, which layers lacks\n    layers has the keys 0, 1, 2, 3, 4, 5" in message
+    assert "in_shardings[0] lacks the key 19 of layers" in message
+
+
+def test_other_metadata_is_what_jax_says_of_it(mesh):
+    Static = jax.tree_util.register_dataclass(
+        dataclasses.make_dataclass("Static", ["a", "n"]), data_fields=["a"], meta_fields=["n"]
+    )
+    message = failure(lambda s: s.a, Static(_X, 3), mesh=mesh, in_shardings=(Static(P("x"), 4),))
+    assert "different pytree metadata at key path\n    in_shardings[0]" in message
+
+
+def test_values_without_a_name_of_a_function(mesh):
+    with mesh, pytest.raises(ShardingError) as raised:
+        with_sharding_constraint({"a": jnp.ones(8), "b": jnp.ones(8)}, {"a": P(), "B": P()})
+    assert str(raised.value) == (
+        "with_sharding_constraint shardings specification must be a tree prefix of the corresponding value, x, but is "
+        "not:\n\nshardings has the key 'B', which x lacks\n    did you mean 'b'?"
+    )
 
 
 def test_todays_name_is_in_the_message_where_it_was_used(mesh):

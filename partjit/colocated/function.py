@@ -1,6 +1,7 @@
 """`colocated_python`: a Python function that runs on the hosts of its arguments' devices."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self, Unpack, overload
@@ -14,7 +15,7 @@ from partjit._jax.tracing import eagerly, is_eager, is_staged
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import name_of, signature_of
 from partjit.attempt import telling_others
-from partjit.checks import require, require_callable, require_synchronous, unsorted
+from partjit.checks import require, require_callable, require_synchronous, unsorted, wrong_type
 from partjit.colocated.base import Colocated
 from partjit.colocated.cache import CacheInfo, SpecializationCache
 from partjit.colocated.definition import Definition, HostFunction, options_of_calls, site_of_definition
@@ -251,9 +252,15 @@ def colocated_python(
 
 def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
     require_callable("colocated_python", "fun", fun)
+    _require_no_class(fun)
     name = name_of(fun)
     require_synchronous("colocated_python: fun", name, fun)
     signature = signature_of(fun)
+    made = fun
+    while isinstance(made, functools.partial):
+        made = made.func
+    if signature is not None and isinstance(made, type):  # whose constructor returns None, and whose calls do not
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
 
     def load() -> Callable[..., PyTree]:
         if options.isolate is not None:
@@ -261,3 +268,21 @@ def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
         return copied(fun, f"{name} and what it captures")
 
     return ColocatedFunction(fun, HostFunction(name, signature, load, site_of_definition(fun, name)), options)
+
+
+def _require_no_class(fun: Callable[..., PyTree]) -> None:
+    """Raises TypeError for a class whose calls return objects that are neither arrays nor trees."""
+    if (
+        isinstance(fun, type)
+        and type(fun).__call__ is type.__call__
+        and fun.__new__ is object.__new__  # numbers and what may return anything have their own
+        and not jax.tree_util.default_registry.is_node(fun)
+    ):
+        raise wrong_type(
+            "colocated_python",
+            "fun",
+            fun,
+            "a function",
+            "its objects are no arrays, which a colocated function has to return. colocated_python_class makes them "
+            "live on the hosts, with methods that are colocated functions",
+        )

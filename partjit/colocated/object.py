@@ -18,10 +18,12 @@ from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
+from partjit.signatures import constructor_signature_of, misfit
+from partjit.structures import similar
 
 __all__ = ["colocated_python_class"]
 
-_METHODS_ALONE = "a colocated object has methods alone here, and its data on the hosts: {verb} them in a method"
+_METHODS_ALONE = "{a} colocated object has methods alone here, and its data on the hosts: {verb} them in a method"
 _Found = TypeVar("_Found")
 _handles: "weakref.WeakValueDictionary[int, _Handle]" = weakref.WeakValueDictionary()
 
@@ -50,8 +52,14 @@ class _Method(Colocated):
     def __get__(self, handle: "_Handle | None", owner: type | None = None) -> Colocated:
         return self if handle is None else self._bound(handle)
 
-    def __call__(self, handle: "_Handle", /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        return self._bound(handle)(*args, **kwargs)
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        if not args or not isinstance(args[0], _Handle):
+            cls = self._fun.__qualname__.rpartition(".")[0].rpartition(".")[2]
+            raise TypeError(
+                f"{cls}.{self._name} is a method of a colocated class: call it on one of its objects, "
+                f"{cls}(...).{self._name}(...)"
+            )
+        return self._bound(args[0])(*args[1:], **kwargs)
 
     def _bound(self, handle: "_Handle") -> ColocatedFunction:
         key = self, self._derivatives
@@ -128,16 +136,20 @@ class _Handle:
             self._close()
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}: {_METHODS_ALONE.format(verb='return')}",
-            name=name,
-            obj=self,
-        )
+        missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+        methods = [other for other in dir(type(self)) if isinstance(getattr(type(self), other), Colocated)]
+        meant = similar(name, methods)
+        if meant is not None:  # without the object, of which a traceback would say the same
+            what = f"{missing}: did you mean {meant!r}? {_METHODS_ALONE.format(a='A', verb='return')}"
+            raise AttributeError(what, name=name)
+        raise AttributeError(f"{missing}: {_METHODS_ALONE.format(a='a', verb='return')}", name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:
         if not isinstance(value, Colocated) and not name.startswith("_colocated_"):
             raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be set: {_METHODS_ALONE.format(verb='set')}", name=name, obj=self
+                f"{type(self).__name__}.{name} cannot be set: {_METHODS_ALONE.format(a='a', verb='set')}",
+                name=name,
+                obj=self,
             )
         super().__setattr__(name, value)
 
@@ -206,8 +218,8 @@ def colocated_python_class(
     have ended, or explicitly by `close()` or the end of a `with` block.
 
     Args:
-        cls: the class; without one, a decorator is returned. Its functions are exposed, inherited ones included; its
-            data is not.
+        cls: the class; without one, a decorator is returned. Its functions are exposed, inherited ones, class methods
+            and static methods included; its data is not.
         concurrent: whether methods may overlap.
         state: the names of two methods: one returns the state of the object, not to be changed afterwards, the other
             takes it and sets it. Then methods with `run_ahead` do not show: another method sees the state that the
@@ -220,7 +232,8 @@ def colocated_python_class(
         A class with the constructor of `cls`.
 
     Raises:
-        TypeError: `cls` is not a class, or `state` not two names.
+        TypeError: `cls` is not a class, or `state` not two names; when an object is made: the constructor does not take
+            these arguments.
         ValueError: `cls` has no method of a name in `state`, or methods may overlap, so that there is no state to save.
         Exception: on a call: what the constructor raised; it is attempted once.
         WorkerDiedError: on a call: the worker process of the object has died, and its state is lost.
@@ -284,7 +297,7 @@ def _handle_class(cls: type, concurrent: bool, state: tuple[str, str] | None, op
     members = {
         name: _Method(name, member, options)
         for name in dir(cls)
-        if inspect.isfunction(member := getattr(cls, name)) and _is_exposed(name)
+        if _is_function(member := getattr(cls, name)) and _is_exposed(name)
     }
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (_Handle,), {**members, **names, "__init__": __init__})
@@ -299,9 +312,17 @@ def _construct(
     state: tuple[str, str] | None,
     is_isolated: bool,
 ) -> None:
+    problem = misfit(cls.__name__, constructor_signature_of(cls), args, kwargs)
+    if problem is not None:  # which would be raised by the first call of a method
+        raise TypeError(problem)
     handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state, is_isolated)
     handle._colocated_methods = {}
     _handles[handle._colocated_instance.number] = handle
+
+
+def _is_function(member: object) -> bool:
+    """Whether the attribute of a class is a method of its objects: a function, or one that is bound to the class."""
+    return inspect.isfunction(member) or (inspect.ismethod(member) and isinstance(member.__self__, type))
 
 
 def _is_exposed(name: str) -> bool:

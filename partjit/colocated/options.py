@@ -132,7 +132,7 @@ class Options:
     layout: Annotated[Layout | None, partial(require_choice, choices=get_args(Layout))] = None
     run_ahead: Annotated[int | None, partial(require_integer, least=0, most=_MOST_AHEAD)] = None
     vmap_method: Annotated[VmapMethod | None, partial(require_choice, choices=get_args(VmapMethod))] = None
-    isolate: Annotated[Isolate | None, partial(require_choice, choices=get_args(Isolate))] = None
+    isolate: Annotated[Isolate | None, partial(require_choice, choices=get_args(Isolate), or_none=True)] = None
 
     def adding(self, where: str, **options: object) -> "Options":
         """These options and more.

@@ -15,7 +15,7 @@ from partjit.checks import flattened, items_of, require_integer, wrong_type
 from partjit.mesh import ambient_mesh
 from partjit.pieces.boxes import global_array, global_shape_of, local_array, local_mesh, part_of_process
 from partjit.spec import ParsedPartitionSpec, parse_spec_tree
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 from partjit.validate import check_specs, raise_mismatches, require_mesh
 
 __all__ = ["from_process_local", "to_process_local"]
@@ -107,7 +107,8 @@ def _parsed(specs: PyTree, values: PyTree) -> list[ParsedPartitionSpec]:
     """The spec of each array, with its mesh."""
     mesh = ambient_mesh()
     parsed = []
-    for spec in broadcast_specs(parse_spec_tree(specs, "specs"), values, "specs"):
+    data = Values("local_data", "local_data")
+    for spec in broadcast_specs(parse_spec_tree(specs, "specs"), values, "specs", lambda: data, "from_process_local"):
         if not isinstance(spec, ParsedPartitionSpec):
             raise wrong_type("from_process_local", "specs", spec, "a tree of PartitionSpec, None or NamedSharding")
         if spec.mesh is None:

@@ -190,8 +190,8 @@ class FoundSpecs:
         program = self._program
         positional, result = program.leaf_trees
         given: tuple[Mapping[int, Axes | None], ...] = (
-            given_axes(in_specs, "in_specs", positional, self.mesh),
-            given_axes(out_specs, "out_specs", result, self.mesh),
+            given_axes(in_specs, "in_specs", positional, self.mesh, "diff"),
+            given_axes(out_specs, "out_specs", result, self.mesh, "diff"),
         )
         if all(axes is None for of in given for axes in of.values()):
             given = dict(enumerate(program.own_arguments)), dict(enumerate(program.own_results))

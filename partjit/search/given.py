@@ -14,7 +14,7 @@ from partjit.checks import wrong_value
 from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.changes import Axes, axes_on
 from partjit.spec import ParsedPartitionSpec, Spec, parse_spec_tree
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 from partjit.validate import check_specs, raise_mismatches
 
 __all__ = ["axes_if_any", "given_axes"]
@@ -31,7 +31,9 @@ def axes_if_any(spec: Spec, mesh: Mesh, rank: int) -> Axes | None:
         return None
 
 
-def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int, Axes | None]:
+def given_axes(
+    specs: PyTree, name: str, value: PyTree, mesh: Mesh, where: str = "search_specs"
+) -> dict[int, Axes | None]:
     """The axes of the leaves of a tree of leaves, by position, for which specs are given; None where UNSPECIFIED is.
 
     Args:
@@ -39,6 +41,7 @@ def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int,
         name: the user's name of them.
         value: a tree of leaves with a `path` and a `shape`.
         mesh: the mesh.
+        where: the public name of the function that the specs were given to.
 
     Raises:
         TypeError, ValueError: `specs` is no tree prefix, or a leaf of it no spec.
@@ -54,7 +57,8 @@ def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int,
         >>> given_axes((AUTO, P("x")), "in_specs", value, mesh)
         {1: (('x',), ())}
     """
-    leaves: list[Any] = broadcast_specs(parse_spec_tree(specs, name, allow_auto=True), value, name)
+    parsed = parse_spec_tree(specs, name, allow_auto=True)
+    leaves: list[Any] = broadcast_specs(parsed, value, name, lambda: _named(name, value), where)
     arrays = jax.tree.leaves(value)
     types = [ShapedArray(leaf.shape, np.dtype("float32")) for leaf in arrays]
     settled = [UNSPECIFIED if isinstance(spec, Auto) else spec for spec in leaves]
@@ -74,3 +78,15 @@ def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int,
                 f"give that of an array, {leaf.path}.sharding",
             )
     return found
+
+
+def _named(name: str, value: PyTree) -> Values:
+    """How messages name arguments or results."""
+    if not name.startswith("in_"):
+        return Values("the result", "result")
+    names = []
+    for i, argument in enumerate(value):
+        leaves = jax.tree_util.tree_leaves_with_path(argument)
+        of_first = [leaf.path.removesuffix(jax.tree_util.keystr(path)) for path, leaf in leaves[:1]]
+        names += of_first or [f"arguments[{i}]"]
+    return Values("the arguments", names)

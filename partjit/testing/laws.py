@@ -23,7 +23,7 @@ from partjit.testing.derivatives import custom_calls, wrong_derivative
 from partjit.testing.donation import reads_of_donated_values
 from partjit.testing.expected_shards import assert_laid_out
 from partjit.testing.reproduction import canonical, describe, reproduction
-from partjit.trees import broadcast_specs
+from partjit.trees import Values, broadcast_specs
 
 __all__ = ["assert_same_meaning"]
 
@@ -109,14 +109,14 @@ def assert_same_meaning(
     types = (
         f"{name}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for name, leaf in _named_leaves("args", case.args)
     )
-    missing = "" if reference is None else f"\n# and reference={getattr(reference, '__name__', reference)}"
+    script = reproduction("assert_same_meaning", fun, case.args, mesh, options, reference)
     raise AssertionError(
         f"{problem}\n\nThe simplest case that still fails:\n"
         f"  mesh       ({describe_mesh(mesh)})\n"
         f"  in_specs   {describe(case.in_specs)}\n"
         f"  out_specs  {describe(case.out_specs)}\n"
         f"  arguments  {', '.join(types)}\n\n"
-        f"To reproduce it:\n\n{reproduction('assert_same_meaning', fun, case.args, mesh, options)}{missing}"
+        f"To reproduce it:\n\n{script}"
     )
 
 
@@ -300,7 +300,7 @@ def _flat_specs(specs: object, values: object) -> list[P | None]:
     if isinstance(specs, UnspecifiedValue):
         raise _NoSpecs
     parsed = parse_spec_tree(tuple(specs) if isinstance(specs, list) else specs, "specs")
-    flat = broadcast_specs(parsed, values, "specs")
+    flat = broadcast_specs(parsed, values, "specs", lambda: Values("the values", "values"))
     # The user's specs, not the parsed ones: parsing is checked as well.
     return [(spec.unsafe_user_spec or P()) if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
 

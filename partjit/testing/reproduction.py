@@ -82,7 +82,12 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def reproduction(
-    law: str, fun: Callable[..., object], args: Sequence[object], mesh: Mesh, options: Mapping[str, object]
+    law: str,
+    fun: Callable[..., object],
+    args: Sequence[object],
+    mesh: Mesh,
+    options: Mapping[str, object],
+    reference: Callable[..., object] | None = None,
 ) -> str:
     """A script that checks the law on this case again.
 
@@ -92,9 +97,17 @@ def reproduction(
         args: its arguments.
         mesh: the mesh.
         options: the keyword arguments of the law.
+        reference: the function that it is compared with, if the law was given one; the script has it as it has `fun`.
     """
-    name, definition = _definition(fun)
+    name, definition = _definition(fun, "fun")
     calls = [name, *map(describe, args), "mesh=mesh", *(f"{key}={describe(value)}" for key, value in options.items())]
+    definitions = [definition]
+    if reference is not None:
+        other, definition = _definition(reference, "reference")
+        if other == name and definition != definitions[0]:
+            other, definition = "reference", _to_be_filled_in(reference, "reference")
+        definitions += [definition] if definition not in definitions else []
+        calls.append(f"reference={other}")
     lines = [
         "import os",
         'os.environ.setdefault("NPROC", "32")',
@@ -106,7 +119,7 @@ def reproduction(
         "from partjit import FROM_ARRAY, UNSPECIFIED, Mesh, P, pjit, with_sharding_constraint",
         f"from partjit.testing import {law}",
         "",
-        definition,
+        *definitions,
         *sorted(_imports_of_types(args)),
         "",
         f"mesh = {_mesh(mesh)}",
@@ -127,8 +140,8 @@ def _imports_of_types(value: object) -> set[str]:
     return own.union(*map(_imports_of_types, value))
 
 
-def _definition(fun: Callable[..., object]) -> tuple[str, str]:
-    """The name of a function in the script, and the lines that define it."""
+def _definition(fun: Callable[..., object], otherwise: str) -> tuple[str, str]:
+    """The name of a function in the script, and the lines that define it; `otherwise` where the user has to."""
     inner = inspect.unwrap(fun)
     name, module = getattr(fun, "__qualname__", ""), getattr(fun, "__module__", "")
     if name.isidentifier() and module not in ("", "__main__"):
@@ -139,9 +152,18 @@ def _definition(fun: Callable[..., object]) -> tuple[str, str]:
         return name, f"{path}from {module} import {name}"
     try:
         source = textwrap.dedent(inspect.getsource(inner))
-        where = f"{inspect.getsourcefile(inner)}:{inspect.getsourcelines(inner)[1]}"
     except (OSError, TypeError):
-        return "fun", f"# fun is {fun!r}: put its definition here"
+        source = ""
     if source.startswith("def ") and not inner.__code__.co_freevars:
         return inner.__name__, source.rstrip()
-    return "fun", f"# fun is {getattr(inner, '__name__', fun)} of {where}: put its definition here"
+    return otherwise, _to_be_filled_in(fun, otherwise)
+
+
+def _to_be_filled_in(fun: Callable[..., object], name: str) -> str:
+    """A comment that says which function is to be defined in the script."""
+    inner = inspect.unwrap(fun)
+    try:
+        where = f"{inspect.getsourcefile(inner)}:{inspect.getsourcelines(inner)[1]}"
+    except (OSError, TypeError):
+        return f"# {name} is {fun!r}: put its definition here"
+    return f"# {name} is {getattr(inner, '__name__', fun)} of {where}: put its definition here"

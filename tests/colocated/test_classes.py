@@ -1,6 +1,10 @@
 """`colocated_python_class`: when an object is made and destroyed, and in which order its methods run."""
 
+import collections
+import dataclasses
+import functools
 import gc
+import inspect
 import re
 import threading
 import time
@@ -302,6 +306,81 @@ def test_what_a_quick_method_raises_is_raised_at_the_end_of_the_block_wherever_i
     colocated.wait()
 
 
+class Chosen(type):
+    def __call__(cls, *args, **kwargs):
+        return super().__call__(1, *args, **kwargs)
+
+
+class ByMetaclass(metaclass=Chosen):
+    def __init__(self, given, x):
+        pass
+
+
+class New:
+    def __new__(cls, a):
+        return super().__new__(cls)
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float
+    steps: int = 10
+
+    def scaled(self, x):
+        return x * self.steps
+
+
+def injected(function):
+    """Makes a constructor give its last argument itself."""
+
+    @functools.wraps(function)
+    def wrapper(self):
+        function(self, 3)
+
+    return wrapper
+
+
+class Injected:
+    @injected
+    def __init__(self, x):
+        self.x = x
+
+    def get(self, x):
+        return x + self.x
+
+
+class Unknown(collections.deque):
+    def longest(self, x):
+        return x + self.maxlen
+
+
+@pytest.mark.parametrize("isolate", [None, "process"])
+@pytest.mark.parametrize(
+    ("cls", "args", "kwargs", "problem"),
+    [
+        (Settings, (), {}, "Settings() missing a required argument: 'rate'"),
+        (Settings, (1, 2, 3), {}, "Settings() takes 2 positional arguments but 3 were given"),
+        (Settings, (1,), {"step": 2}, "Settings() got an unexpected keyword argument 'step'"),
+        (Counter, (1,), {"start": 2}, "Counter() multiple values for argument 'start'"),
+        (New, (), {}, "New() missing a required argument: 'a'"),
+        (Base, (1,), {}, "Base() takes 0 positional arguments but 1 was given"),
+    ],
+)
+def test_arguments_that_a_constructor_does_not_take_are_refused_at_once(cls, args, kwargs, problem, isolate):
+    with pytest.raises(TypeError) as error:
+        colocated_python_class(cls, isolate=isolate)(*args, **kwargs)
+    assert str(error.value) == problem
+
+
+def test_constructors_that_take_other_arguments_than_it_seems_are_called_with_them():
+    assert int(colocated_python_class(Settings)(0.1).scaled(one)) == 10
+    assert int(colocated_python_class(Injected)().get(one)) == 4
+    assert int(colocated_python_class(Unknown)((1, 2), 5).longest(one)) == 6
+    colocated_python_class(ByMetaclass)(2)
+    colocated_python_class(ByMetaclass)(x=2)
+    colocated_python_class(New)(2)
+
+
 def test_constructor_arguments_are_copied():
     items = [1, 2]
 
@@ -487,12 +566,62 @@ def test_what_is_read_or_set_on_a_reference_and_is_no_method_is_named():
     assert not hasattr(counter, "__array__")
 
 
+@pytest.mark.parametrize(("name", "meant"), [("ad", "add"), ("Twice", "twice"), ("squares", "square"), ("mak", "make")])
+def test_a_method_that_was_probably_meant_is_named(name, meant):
+    with pytest.raises(AttributeError) as error:
+        getattr(Colocated(1), name)
+    assert str(error.value).startswith(
+        f"'Counter' object has no attribute {name!r}: did you mean {meant!r}? A colocated"
+    )
+    (shown,) = traceback.format_exception_only(error.value)
+    assert shown.casefold().count("did you mean") == 1
+
+
+def test_class_methods_are_methods():
+    class Counted:
+        made = 0
+
+        def __init__(self, start=0):
+            type(self).made += 1
+            self.start = start
+
+        @classmethod
+        def count(cls, x, *, times=1):
+            return x * (10 * cls.made + times)
+
+        @classmethod
+        def another(cls, x):
+            return cls()
+
+    counted = colocated_python_class(Counted)(3)
+    assert [int(counted.count(one, times=2)) for _ in range(3)] == [12] * 3
+    assert (counted.count.__name__, repr(counted.count)) == ("count", "<colocated Counted.count>")
+    assert [*inspect.signature(counted.count).parameters] == ["x", "times"]
+    with pytest.raises(ValueError, match=r"in_specs do not fit|x is int32"):
+        counted.count.specialize(in_specs=((jax.ShapeDtypeStruct((3,), np.int32),), {}))(one)
+    with pytest.raises(ValueError, match=r"only supports jax.Array.* at result of Counted.another"):
+        counted.another(one)
+
+
+@pytest.mark.parametrize("name", ["make", "square", "add"])
+def test_methods_are_called_on_objects(name):
+    message = (
+        rf"Counter.{name} is a method of a colocated class: call it on one of its objects, Counter\(...\).{name}\("
+    )
+    with pytest.raises(TypeError, match=message):
+        getattr(Colocated, name)()
+    with pytest.raises(TypeError, match=message):
+        getattr(Colocated, name)(one)
+    with pytest.raises(TypeError, match=message):
+        getattr(Colocated, name)(Counter(), one)
+
+
 def test_plain_functions_are_exposed_and_data_is_not():
     counter = Colocated(0)
     assert int(counter.inherited(one)) == 101
     assert int(counter.square(one * 3)) == 9
     assert int(counter(one)) == 0
-    for name in ("data", "count", "prop", "shared", "make", "absent"):
+    for name in ("data", "count", "prop", "shared", "absent"):
         with pytest.raises(AttributeError):
             getattr(counter, name)
     assert Colocated.__name__ == "Counter"

@@ -1,11 +1,14 @@
 """`colocated_python`: what a function gets, what its caller gets, and when."""
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
 import re
 import threading
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,7 @@ import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
-from partjit import P, colocated, events
+from partjit import P, colocated, events, pjit
 from partjit.colocated import cheapness, colocated_python
 from tests.colocated import rendezvous
 
@@ -466,9 +469,16 @@ def test_a_sharding_left_open_is_replicated_over_the_devices_of_the_call(x, mesh
         (lambda x: {"a": x.astype(int), "b": x}, r"result\['a'\] is int32\[8\], but its spec says float32\[8\]"),
         (lambda x: {"a": x}, r"result\['b'\] is missing"),
         (lambda x: {"a": x, "b": x, "c": x}, r"result\['c'\] is not among them"),
-        (lambda x: {"a": x, "b": [x]}, r"result\['b'\] is missing; result\['b'\]\[0\] is not among them"),
+        (lambda x: {"a": x, "B": x}, r"result\['b'\] is missing; result\['B'\] is not among them: did you mean 'b'\?"),
+        (
+            lambda x: {"a": None, "b": [x]},
+            r"result\['a'\] is None, but its .*; result\['b'\] is a list of 1, but its spec says an array",
+        ),
         (lambda x: {"a": x[:4], "b": x[:2]}, r"result\['a'\] is .*; result\['b'\] is "),
-        (lambda x: None, r"result\['a'\] is missing; result\['b'\] is missing"),
+        (lambda x: None, r": it returned None, but they say a dict with the keys 'a', 'b'\. The specs are those of"),
+        (lambda x: [x, x], r": it returned a list of 2, but they say a dict with the keys 'a', 'b'\."),
+        (lambda x: x, r": it returned an array \(float32\[8\]\), but they say a dict with the keys 'a', 'b'\."),
+        (lambda x: collections.OrderedDict(a=x, b=x), r": it returned an OrderedDict with the keys 'a', 'b', but they"),
     ],
 )
 def test_results_that_contradict_their_specs_are_named(x, mode, result, message):
@@ -477,6 +487,79 @@ def test_results_that_contradict_their_specs_are_named(x, mode, result, message)
     with pytest.raises(ValueError, match=message) as error:
         jax.block_until_ready(f(x))
     assert "<lambda> returned what its output specs do not say" in str(error.value)
+
+
+@pytest.mark.parametrize("option", [{}, {"arrays": "numpy"}, {"uses_jax": False}])
+@pytest.mark.parametrize(
+    ("result", "returned"),
+    [(lambda x: None, "None"), (lambda x: [x, x], "a list of 2"), (lambda x: (x,), "a tuple of 1")],
+)
+def test_what_is_returned_in_place_of_one_array_is_named(x, option, result, returned):
+    f = colocated_python(result, out_specs=jax.ShapeDtypeStruct((8,), np.float32), **option)
+    message = f": it returned {returned}, but they say an array (float32[8]). The specs are those of out_specs"
+    for call in (f, pjit(f)):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            jax.block_until_ready(call(x))
+
+
+def test_an_array_in_place_of_nothing_is_named(x):
+    f = colocated_python(lambda x: x, out_specs_fn=lambda x: None)
+    f(x)
+    message = r": it returned an array \(float32\[8\]\), but they say None\."
+    with pytest.raises(ValueError, match=message):
+        colocated.wait(timeout=60)
+
+
+def test_a_result_with_other_metadata_is_named(x):
+    Static = jax.tree_util.register_dataclass(
+        dataclasses.make_dataclass("Static", ["a", "n"]), data_fields=["a"], meta_fields=["n"]
+    )
+    f = colocated_python(lambda x: Static(x, 3), out_specs=Static(jax.ShapeDtypeStruct((8,), np.float32), 4))
+    with pytest.raises(ValueError, match=r": result has the structure PyTreeDef\(.*, but its spec says PyTreeDef\("):
+        jax.block_until_ready(f(x))
+
+
+class Plain:
+    def add(self, x):
+        return x + 1
+
+
+class Pair(typing.NamedTuple):
+    a: object
+    b: object
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tree:
+    a: object
+
+
+@pytest.mark.parametrize(
+    "decorate", [colocated_python, colocated_python(mode="inline"), colocated_python(uses_jax=False)]
+)
+def test_a_class_whose_objects_are_no_trees_is_refused(decorate):
+    with pytest.raises(TypeError) as error:
+        decorate(Plain)
+    assert str(error.value) == (
+        f"colocated_python: fun must be a function, but is {Plain}: its objects are no arrays, which a colocated "
+        "function has to return. colocated_python_class makes them live on the hosts, with methods that are colocated "
+        "functions"
+    )
+
+
+def test_a_class_that_makes_trees_or_numbers_is_a_function(x):
+    same(colocated_python(Pair)(x, x), Pair(x, x))
+    for makes_tree in (Tree, functools.partial(Tree)):  # whose constructor is annotated to return nothing
+        same(colocated_python(makes_tree)(x), Tree(x))
+    assert int(colocated_python(int)(jnp.float32(3))) == 3
+    np.testing.assert_array_equal(colocated_python(functools.partial(Pair, 1))(x).b, x)
+
+    class Chosen:
+        def __new__(cls, x):
+            return x + 1
+
+    same(colocated_python(Chosen)(x), x + 1)
 
 
 def test_later_results_are_held_to_the_first():

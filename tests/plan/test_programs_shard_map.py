@@ -725,7 +725,10 @@ def test_a_failure_says_for_which_shard(mesh, over, meeting):
     ("returned", "message"),
     [
         (lambda a: a[0], r"returned float32\[1\] as result 0, but its output specs, which are those of one shard, say"),
-        (lambda a: (a, a), r"is called in a shard_map and returned the structure .* but its output specs say"),
+        (
+            lambda a: (a, a),
+            r"those of one shard, do not say: it returned a tuple of 2, but they say an array \(float32\[2,1\]\)",
+        ),
         (lambda a: a.astype(int), r"returned int32\[2,1\] as result 0"),
     ],
     ids=["shape", "structure", "dtype"],

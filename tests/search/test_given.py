@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from partjit import AUTO, FROM_ARRAY, UNSPECIFIED, Mesh, P, SearchOptions, pjit, search_specs
-from partjit.errors import UnrepresentableShardingError
+from partjit.errors import ShardingError, UnrepresentableShardingError
 from partjit.inspect.what_if import Question, WhatIf
 from partjit.search import h100
 from tests.search.models import MACHINE
@@ -55,6 +55,21 @@ def test_a_named_sharding_over_another_mesh_of_the_devices_means_what_it_means_t
     own = search_specs(pjit(step, in_shardings=(P(), on_line(P("x")))), params, x, mesh=grid(), **OPTIONS)
     assert "its own specs" in [start.name for start in own.starts]
     assert [change.before for change in own.diff() if change.path == "x"] in ([], [everywhere])
+
+
+def test_specs_in_another_structure_than_the_arguments_or_the_result():
+    params, x = arrays()
+    found = search_specs(step, params, x, mesh=grid(), **OPTIONS)
+    with pytest.raises(ShardingError) as raised:
+        search_specs(step, params, x, mesh=grid(), **OPTIONS, in_specs=({"W": AUTO}, AUTO))
+    assert str(raised.value) == (
+        "search_specs in_specs specification must be a tree prefix of the corresponding value, the arguments, but is "
+        "not:\n\nin_specs[0] has the key 'W', which params lacks\n    did you mean 'w'?"
+    )
+    with pytest.raises(ValueError, match=r"diff in_specs spec.*\s+in_specs is a tuple of 1, but .* are \(params, x\)"):
+        found.diff((AUTO,))
+    with pytest.raises(ValueError, match=r"diff out_specs specification .*the result.*\s+out_specs lacks the key 'w'"):
+        found.diff(out_specs={})
 
 
 def test_a_named_sharding_over_parts_of_axes_is_refused():

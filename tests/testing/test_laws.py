@@ -135,6 +135,74 @@ def test_the_reproduction_runs_and_fails_alike(mesh):
     assert str(again.value).splitlines()[0] == first_line
 
 
+def plus_one(x):
+    return x + 1
+
+
+def script_of(error):
+    """The script in a message, for a process that has the devices already."""
+    script = str(error.value).partition("To reproduce it:\n\n")[2]
+    return script.replace('jax.config.update("jax_num_cpu_devices", 8)\n', "")
+
+
+def test_the_reproduction_has_the_reference(mesh):
+    with pytest.raises(AssertionError) as caught:
+        assert_same_meaning(jnp.sin, X, mesh=mesh, in_specs=P("x"), reference=plus_one)
+    first_line, *_ = str(caught.value).splitlines()
+    assert f"from {__name__} import plus_one\n" in script_of(caught)
+    assert script_of(caught).endswith("    reference=plus_one,\n)")
+    with pytest.raises(AssertionError) as again:
+        exec(script_of(caught), {})
+    assert str(again.value).splitlines()[0] == first_line
+
+
+def test_a_reference_that_cannot_be_imported_is_written_down_or_to_be_filled_in(mesh):
+    scale = 2.0
+
+    def own(x):
+        return x + 1
+
+    def scaled(x):
+        return x * scale
+
+    def fun_of(text):
+        return text.partition("assert_same_meaning(\n    ")[2].partition(",")[0]
+
+    with pytest.raises(AssertionError) as caught:
+        assert_same_meaning(jnp.sin, X, mesh=mesh, reference=own)
+    assert "\ndef own(x):\n    return x + 1\n" in script_of(caught)
+    with pytest.raises(AssertionError):
+        exec(script_of(caught), {})
+    for reference in (scaled, lambda x: x + 2):
+        with pytest.raises(AssertionError) as caught:
+            assert_same_meaning(own, X, mesh=mesh, reference=reference)
+        assert f"# reference is {reference.__name__} of {__file__}:" in script_of(caught)
+        assert script_of(caught).endswith("    reference=reference,\n)")
+        assert fun_of(script_of(caught)) == "own"
+        with pytest.raises(NameError, match="'reference'"):
+            exec(script_of(caught), {})
+
+
+def test_a_function_and_a_reference_of_one_name_are_told_apart(mesh):
+    def times(x):
+        return 2 * x
+
+    first = times
+
+    def times(x):
+        return 3 * x
+
+    with pytest.raises(AssertionError) as caught:
+        assert_same_meaning(first, X, mesh=mesh, reference=times)
+    script = script_of(caught)
+    assert "\ndef times(x):\n    return 2 * x\n" in script
+    assert "\n# reference is times of " in script
+    assert script.endswith("    reference=reference,\n)")
+    with pytest.raises(AssertionError) as caught:
+        assert_same_meaning(wrong_where_divided, X, mesh=mesh, reference=wrong_where_divided)
+    assert script_of(caught).count("import wrong_where_divided") == 1
+
+
 def test_results_elsewhere_than_stated_are_found(mesh, monkeypatch):
     options = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x")}
     assert_same_meaning(jnp.sin, X, **options)

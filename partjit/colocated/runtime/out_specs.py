@@ -22,8 +22,9 @@ from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, require_array
 from partjit.colocated.runtime.spec_structs import spec_structs
 from partjit.colocated.runtime.unshared import unshared
+from partjit.structures import differing_nodes, keys_of, kind_of, similar
 
-__all__ = ["OutSpecs", "flat_values"]
+__all__ = ["OutSpecs", "flat_values", "wrong_structure"]
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({ArrayImpl})
@@ -160,7 +161,7 @@ class OutSpecs:
         if found is not None:
             return found
         values, tree = flat_values(result, name)
-        wrong = [] if tree == self.tree else self._wrong_structure(result)
+        wrong = [] if tree == self.tree else wrong_structure(self.tree.unflatten(self.leaves), result)
         if not wrong:
             for i, (value, spec) in enumerate(zip(values, self.leaves, strict=True)):
                 if value.is_deleted():
@@ -235,13 +236,6 @@ class OutSpecs:
             found.append(host.as_numpy(spec.dtype))
         return found
 
-    def _wrong_structure(self, result: PyTree) -> list[str]:
-        expected = {*_leaf_paths(jax.tree.unflatten(self.tree, self.leaves))}
-        returned = {*_leaf_paths(result)}
-        wrong = [f"{path} is missing" for path in sorted(expected - returned)]
-        wrong += [f"{path} is not among them" for path in sorted(returned - expected)]
-        return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
-
 
 def flat_values(result: PyTree, name: str, *, waits: bool = True) -> tuple[list[jax.Array | HostValue], PyTreeDef]:
     """The flat result of a function, of arrays and `HostValue`s.
@@ -268,6 +262,38 @@ def flat_values(result: PyTree, name: str, *, waits: bool = True) -> tuple[list[
         else:
             require_array(leaf, lambda i=i: f"{_leaf_paths(result)[i]} of {name}")
     return leaves, tree
+
+
+def wrong_structure(specs: PyTree, result: PyTree) -> list[str]:
+    """Where the structure of a result is another than that of its specs; ANY_ARRAY is a spec of an array.
+
+    Example:
+        >>> from partjit.structures import ANY_ARRAY
+        >>> wrong_structure({"loss": ANY_ARRAY}, None), wrong_structure([ANY_ARRAY], [{"a": np.float32(1)}])
+        (["it returned None, but they say a dict with the key 'loss'"],
+         ["result[0] is a dict with the key 'a', but its spec says an array"])
+    """
+    wrong = []
+    for path, spec, value in differing_nodes(specs, result, is_prefix=False):
+        where = f"result{jax.tree_util.keystr(path)}"
+        keys, expected = keys_of(value), keys_of(spec)
+        if type(spec) is type(value) and keys is not None and expected is not None and {*keys} != {*expected}:
+            missing = [key for key in expected if key not in keys]
+            wrong += [f"{where}[{key!r}] is missing" for key in missing]
+            for key in keys:
+                if key not in expected:
+                    meant = similar(key, missing)
+                    hint = "" if meant is None else f": did you mean {meant!r}?"
+                    wrong.append(f"{where}[{key!r}] is not among them{hint}")
+        elif type(spec) is type(value) and not isinstance(spec, list | tuple):
+            wrong.append(
+                f"{where} has the structure {jax.tree.structure(value)}, but its spec says {jax.tree.structure(spec)}"
+            )
+        elif path:
+            wrong.append(f"{where} is {kind_of(value)}, but its spec says {kind_of(spec)}")
+        else:
+            wrong.append(f"it returned {kind_of(value)}, but they say {kind_of(spec)}")
+    return wrong
 
 
 def _leaf_paths(tree: PyTree) -> list[str]:

@@ -22,11 +22,12 @@ from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_beside
 from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.out_spec import OutSpec
-from partjit.colocated.runtime.out_specs import OutSpecs, flat_values
+from partjit.colocated.runtime.out_specs import OutSpecs, flat_values, wrong_structure
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.replicas import check_replicas
 from partjit.colocated.runtime.unshared import unshared
+from partjit.structures import ANY_ARRAY
 
 __all__ = [
     "Shards",
@@ -156,9 +157,11 @@ def per_shard(
         own = {}
         for device, (values, returned) in flat.items():
             if returned != out_specs.tree:
+                specs = out_specs.tree.unflatten([ANY_ARRAY] * out_specs.tree.num_leaves)
+                wrong = "; ".join(wrong_structure(specs, returned.unflatten(values)))
                 raise ValueError(
-                    f"{name} returned the structure {returned} on {device}, but its specs say {out_specs.tree}: it is "
-                    "called once per shard and returns a shard of each result each time"
+                    f"{name} returned what its output specs do not say on {device}: {wrong}. It is called once per "
+                    "shard and returns a shard of each result each time"
                 )
             own[device] = distinct(values_of(values), [of_leaf[device].data for of_leaf in shards])
         requested = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
@@ -351,8 +354,10 @@ def _fitting(returned: Sequence[PyTree], name: str, avals: Sequence[ShapedArray]
     """The results for one shard, flat."""
     flat, structure = _flat(returned, name)
     if structure != tree:
+        wrong = "; ".join(wrong_structure(tree.unflatten(avals), structure.unflatten(flat)))
         raise ValueError(
-            f"{name} is called in a shard_map and returned the structure {structure}, but its output specs say {tree}"
+            f"{name} is called in a shard_map and returned what its output specs, which are those of one shard, do not "
+            f"say: {wrong}"
         )
     for i, (value, aval) in enumerate(zip(flat, avals, strict=True)):
         if value.shape != aval.shape or value.dtype != aval.dtype:

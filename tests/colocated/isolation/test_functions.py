@@ -445,7 +445,7 @@ def test_a_signal_handler_may_not_call_in_the_middle_of_a_call():
 
 
 def test_options_that_exclude_it():
-    with pytest.raises(ValueError, match="isolate must be one of 'process', but is 'thread'"):
+    with pytest.raises(ValueError, match="colocated_python: isolate must be 'process' or None, but is 'thread'"):
         isolated(lambda x: x, isolate="thread")
     with pytest.raises(ValueError, match="isolate='process' and arrays='jax' exclude each other"):
         isolated(lambda x: x, arrays="jax")

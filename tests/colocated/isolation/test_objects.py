@@ -54,6 +54,10 @@ def counter(**options):
         def _ask(self):
             return np.int32(7)
 
+        @classmethod
+        def scaled(cls, x, *, by=2):
+            return x * np.int32(by)
+
     return Counter
 
 
@@ -63,6 +67,7 @@ def test_an_object_lives_in_a_process_of_its_own():
     assert [int(first.add(1)), int(first.add(x=2)), int(second.add(5))] == [11, 13, 5]
     assert len({os.getpid(), int(first.pid()), int(second.pid())}) == 3
     assert int(first._ask()) == 7
+    assert int(first.scaled(3, by=jnp.int32(4))) == 12
 
 
 def test_its_methods_run_once_each_in_program_order_across_threads_and_in_programs():

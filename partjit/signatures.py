@@ -1,0 +1,50 @@
+"""Whether a call fits the signature of a function, for those that do not call it at once."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+from partjit.render.numbers import counted
+
+__all__ = ["constructor_signature_of", "misfit"]
+
+
+def constructor_signature_of(cls: type) -> inspect.Signature | None:
+    """The signature of the calls of a class, or None if it has none.
+
+    It is that of a wrapper around the constructor, and not of what this wraps: the wrapper may give arguments itself.
+    """
+    try:
+        return inspect.signature(cls, follow_wrapped=False)
+    except (ValueError, TypeError):  # of classes of C, and where `__signature__` is something else
+        return None
+
+
+def misfit(
+    name: str, signature: inspect.Signature | None, args: Sequence[object], kwargs: Mapping[str, object]
+) -> str | None:
+    """What a TypeError says of a call that does not fit; None if it does, or if the signature is unknown.
+
+    Args:
+        name: the name of the function.
+        signature: its signature, or None if it has none.
+        args, kwargs: what it is called with.
+
+    Example:
+        >>> misfit("step", inspect.signature(lambda params, x: x), [0], {})
+        "step() missing a required argument: 'x'"
+    """
+    if signature is None:
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        problem = str(error)
+    else:
+        return None
+    if problem == "too many positional arguments":  # of how many, Python says where a function is called
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        most = sum(parameter.kind in kinds for parameter in signature.parameters.values())
+        problem = (
+            f"takes {counted(most, 'positional argument')} but {len(args)} {'was' if len(args) == 1 else 'were'} given"
+        )
+    return f"{name}() {problem}"
