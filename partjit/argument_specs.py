@@ -57,7 +57,7 @@ def specs_of_arguments(
 
 def _named(arguments: Arguments, count: int, name: str, signature: inspect.Signature | None) -> Values:
     """How messages name the tuple of the arguments of a call that have specs, of which there are `count`."""
-    untraced = [key for key, _ in arguments.static if isinstance(key, int)]
+    untraced = [key for key, _, _ in arguments.static if isinstance(key, int)]
     names = parameter_names(signature, count + len(untraced))
     which = "the traced arguments" if untraced else "the arguments"
     return Values(f"{which} of {name}", [name for i, name in enumerate(names) if i not in untraced])
@@ -77,7 +77,7 @@ def _check_count(
     """
     if not isinstance(specs, tuple) or len(specs) == len(positional):
         return
-    untraced = [key for key, _ in arguments.static]
+    untraced = [key for key, _, _ in arguments.static]
     count = len(positional) + sum(isinstance(key, int) for key in untraced)
     named = {key: None for key in untraced if isinstance(key, str)}
     problem = misfit(name, signature, [None] * count, named)

@@ -268,10 +268,7 @@ class Recent:
         for leaf in leaves:
             if type(leaf) is int and not _LEAST <= leaf <= _LARGEST:
                 return _NOT_BY_FRONT  # whoever does not know the call says which integer has too many bits
-        try:
-            go_on = front(*args, **kwargs)
-        except OverflowError:  # of a number in a container
-            return _NOT_BY_FRONT
+        go_on = front(*args, **kwargs)
         if go_on is None:
             return _NOT_BY_FRONT
         if retires:  # what the first fragment has consumed, while the devices compute
