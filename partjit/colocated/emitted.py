@@ -20,6 +20,7 @@ from partjit.colocated.runtime.failures import Failure, Site
 from partjit.colocated.runtime.handed_over import HandedOver, Returned, read_only_copy
 from partjit.colocated.runtime.host_values import Destination
 from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.numpy_functions import explain_read_only
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.specialization import Specialization
@@ -98,6 +99,8 @@ class SpecializationForExecutables(Specialization):
                     self._run_observed(arrays, stream, node)
                     entry.done(())
         except BaseException as error:
+            if self._takes_numpy:
+                explain_read_only(error, self._name)
             Failure(error, self._name, site, stream, parent, [stream] if self._lane is None else [stream, self._lane])
             if is_interrupt(error):
                 raise
@@ -143,14 +146,18 @@ class SpecializationForExecutables(Specialization):
 
     def _answer(self, arrays: Sequence[np.ndarray], node: str) -> Sequence[np.ndarray]:
         assert self.out_specs is not None
-        if events.listeners or is_profiled():
-            args, kwargs = self.in_specs.tree.unflatten(arrays)
-            result = contextvars.copy_context().run(self._observed, args, kwargs, node)
-        elif self.in_specs.are_positional:
-            result = self._of_numpy(*arrays)
-        else:
-            args, kwargs = self.in_specs.tree.unflatten(arrays)
-            result = self._of_numpy(*args, **kwargs)
+        try:
+            if events.listeners or is_profiled():
+                args, kwargs = self.in_specs.tree.unflatten(arrays)
+                result = contextvars.copy_context().run(self._observed, args, kwargs, node)
+            elif self.in_specs.are_positional:
+                result = self._of_numpy(*arrays)
+            else:
+                args, kwargs = self.in_specs.tree.unflatten(arrays)
+                result = self._of_numpy(*args, **kwargs)
+        except Exception as error:
+            explain_read_only(error, self._name)
+            raise
         return self.out_specs.fit_numpy(result, self._name)
 
     def _observed(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], node: str) -> PyTree:

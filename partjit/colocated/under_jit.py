@@ -109,8 +109,9 @@ class AnsweredUnderJit(CallUnderJit):
             call = self.specialization.in_place_of_all(self.site, lanes, lambda: self._run(arrays, coordinates))
             return scheduler.run_here(call, deadline=deadline)
         except Exception as error:  # of which XLA quotes the text, and no notes
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             failure = self.specialization.failure(error, self.site)
-            text = f"the colocated call of {failure.name!r} made at {failure.site_text} failed: {error!r}"
+            text = f"the colocated call of {failure.name!r} made at {failure.site_text} failed: {error!r}{notes}"
             failure.take()
             raise RuntimeError(text).with_traceback(error.__traceback__) from None
 

@@ -292,6 +292,72 @@ def look(x, *more):
     return np.asarray(x) * 2
 
 
+EIGHT = np.ones(8, np.float32)
+WRITES = (
+    "The NumPy arrays that <lambda> is called with are read-only, as views of other arrays: write into a copy, "
+    "np.array(x)"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"arrays": "numpy"}, {"uses_jax": False}, {"arrays": "numpy", "mode": "inline"}, {"isolate": "process"}],
+    ids=["numpy", "without jax", "inline", "in a process"],
+)
+@pytest.mark.parametrize(
+    ("write", "given"),
+    [
+        (lambda x: operator.iadd(x, 1), EIGHT),
+        (lambda x: operator.setitem(x, 0, 1), EIGHT),
+        (lambda tree: tree["x"].sort(), {"x": EIGHT}),
+    ],
+)
+def test_what_writes_into_an_argument_is_named_and_what_to_do(mesh, options, write, given):
+    f = colocated_python(write, out_specs=jax.ShapeDtypeStruct((8,), np.float32), **options)
+    with mesh:
+        for call, argument in [(f, given), (f, jax.tree.map(jnp.asarray, given)), (partjit.pjit(f), given)]:
+            with pytest.raises(ValueError, match="read-only") as error:
+                jax.block_until_ready(call(argument))
+            (note,) = [note for note in error.value.__notes__ if "np.array" in note]
+            assert note == WRITES
+
+
+def test_what_writes_into_an_argument_is_named_where_an_executable_calls_it():
+    spec = jax.ShapeDtypeStruct((8,), np.float32)
+    f = colocated_python(lambda x: operator.iadd(x, 1), out_specs=spec, uses_jax=False)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"is read-only') ({WRITES})")):
+        jax.block_until_ready(jax.jit(f)(EIGHT))
+    with pytest.raises(ValueError, match="read-only") as error:  # a loop is one executable
+        jax.block_until_ready(partjit.pjit(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: f(x), x))(EIGHT))
+    assert WRITES in error.value.__notes__
+
+
+@pytest.mark.parametrize("options", [{"uses_jax": False}, {"arrays": "numpy"}])
+def test_what_writes_into_an_argument_is_named_where_it_returns_nothing(options):
+    log = colocated_python(lambda x: operator.setitem(x, 0, 1), out_specs_fn=lambda x: None, **options)
+
+    def run():
+        partjit.pjit(lambda x: jax.lax.fori_loop(0, 1, lambda _, x: (log(x), x)[1], x * 2))(EIGHT)
+        colocated.wait(timeout=60)
+
+    with pytest.raises(ValueError, match="read-only") as error:
+        run()
+    assert WRITES in error.value.__notes__
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("no"), ValueError(), ValueError(3), TypeError("no"), OSError("read-only")]
+)
+def test_other_errors_have_no_note_about_read_only_arrays(raised):
+    def fail(x):
+        raise raised
+
+    f = colocated_python(fail, arrays="numpy", mode="inline")
+    with pytest.raises(type(raised)) as error:
+        f(EIGHT)
+    assert not any("np.array" in note for note in getattr(error.value, "__notes__", ()))
+
+
 def test_a_function_may_be_called_with_numpy_arrays_everywhere(mesh):
     seen = rendezvous.logs["seen"]
     host = np.arange(32, dtype=np.float32).reshape(8, 4)

@@ -10,9 +10,10 @@ from partjit._jax import to_numpy
 from partjit._jax.arrays import ArrayImpl, PRNGKeyArray
 from partjit._jax.refusal import refusing
 from partjit._jax.types import PyTree
+from partjit.colocated.runtime.failures import add_note
 from partjit.colocated.runtime.host_values import HostArgument
 
-__all__ = ["as_numpy", "with_numpy_arguments", "without_jax"]
+__all__ = ["as_numpy", "explain_read_only", "with_numpy_arguments", "without_jax"]
 
 _WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
 
@@ -33,7 +34,11 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         if not kwargs and _WITH_NUMPY.issuperset(map(type, args)):
-            return target(*map(as_numpy, args))
+            try:
+                return target(*map(as_numpy, args))
+            except Exception as error:
+                explain_read_only(error, name)
+                raise
         leaves, tree = jax.tree.flatten((args, kwargs))
         kinds = [*map(type, leaves)]
         if PRNGKeyArray in kinds:
@@ -43,9 +48,25 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
                 "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
             )
         args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
-        return target(*args, **kwargs)
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:
+            explain_read_only(error, name)
+            raise
 
     return functools.update_wrapper(call, target, assigned=(), updated=())
+
+
+def explain_read_only(error: BaseException, name: str) -> None:
+    """Adds a note to an exception of NumPy, or of what takes its arrays, that is about a read-only array."""
+    if isinstance(error, ValueError | TypeError) and any(
+        isinstance(text, str) and "read-only" in text for text in error.args
+    ):
+        add_note(
+            error,
+            f"The NumPy arrays that {name} is called with are read-only, as views of other arrays: write into a copy, "
+            "np.array(x)",
+        )
 
 
 def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTree]:
