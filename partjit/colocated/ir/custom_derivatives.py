@@ -5,7 +5,6 @@ function, whose body is the equation of the call. So jax differentiates and batc
 """
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -15,7 +14,6 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.source_info_util import SourceInfo
 
-from partjit._jax.forward_mode import named_in_forward_mode
 from partjit._jax.sources import traced_at
 from partjit._jax.types import PyTree
 
@@ -73,9 +71,7 @@ class Derivatives:
         rules = [rule if inspect.isfunction(rule) else _standing_at(site, rule) for rule in self.rules]
         if self.kind == "vjp":
             custom = jax.custom_vjp(primal)
-            fwd, bwd = rules
-            bwd = named_in_forward_mode(bwd, functools.partial(_needs_defjvp, name))
-            custom.defvjp(fwd, bwd, symbolic_zeros=self.symbolic_zeros)
+            custom.defvjp(*rules, symbolic_zeros=self.symbolic_zeros)
         else:
             custom = jax.custom_jvp(primal)
             custom.defjvp(*rules, symbolic_zeros=self.symbolic_zeros)
@@ -95,14 +91,6 @@ class Derivatives:
                     f"given, is {default!r} then, which is not an array: bind it, as with functools.partial, "
                     "instead of taking it as an argument"
                 )
-
-
-def _needs_defjvp(name: str) -> str:
-    return (
-        f"{name} is differentiated in forward mode, as by jax.jvp, jax.jacfwd, jax.hessian or jax.linearize, and has "
-        "only a rule of defvjp, which is for reverse mode: give it one of defjvp instead, which is for both modes if "
-        "it processes the tangents with device code only, or use jax.vjp, jax.jacrev or jax.jacrev(jax.grad(f))"
-    )
 
 
 def _standing_at(site: SourceInfo, rule: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -127,59 +127,6 @@ def test_defjvp_gives_the_derivatives_of_both_modes(hosts, mesh, transform, expe
         assert counted() == {"cos": 1, "sin": 1}
 
 
-FORWARD_OF_REVERSE_ONLY = [
-    lambda f: lambda x: jax.jvp(f, (x,), (x,)),
-    lambda f: lambda x: jax.linearize(f, x)[1](x),
-    jax.jacfwd,
-    jax.hessian,
-    lambda f: jax.jacfwd(jax.checkpoint(f)),
-    lambda f: pjit(lambda x: jax.jvp(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 3)[0], (x,), (x,))),
-    lambda f: lambda x: jax.jvp(pjit(f), (x,), (x,)),
-]
-
-
-@pytest.mark.parametrize("transform", FORWARD_OF_REVERSE_ONLY)
-def test_forward_mode_of_defvjp_names_the_function_and_defjvp(hosts, mesh, transform):
-    sin, _ = hosts
-    for run in programs(transform(lambda x: jnp.sum(sin(x))), mesh):
-        with pytest.raises(TypeError) as error:
-            run(jnp.float32(1))
-        assert str(error.value) == (
-            "sin is differentiated in forward mode, as by jax.jvp, jax.jacfwd, jax.hessian or jax.linearize, and has "
-            "only a rule of defvjp, which is for reverse mode: give it one of defjvp instead, which is for both modes "
-            "if it processes the tangents with device code only, or use jax.vjp, jax.jacrev or jax.jacrev(jax.grad(f))"
-        )
-
-
-@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit, jax.vmap])
-def test_forward_mode_of_defvjp_is_named_in_programs_of_jax_and_for_methods(wrapped):
-    class Host:
-        def square(self, x):
-            return x * x
-
-    handle = colocated.colocated_python_class(Host, uses_jax=False)()
-    square = handle.square.specialize(out_specs_fn=like)
-    square.defvjp(lambda x: (square(x), x), lambda x, ct: (2 * x * ct,))
-    x = jnp.ones(2)
-    with pytest.raises(TypeError, match=r"^Host.square is differentiated in forward mode, .* one of defjvp instead"):
-        jax.jvp(wrapped(square), (x,), (x,))
-
-
-def test_forward_mode_of_a_custom_vjp_without_calls_is_as_jax_says(hosts):
-    sin, _ = hosts
-    jax.grad(sin)(jnp.float32(1))  # whatever partjit has changed, it has now
-
-    @jax.custom_vjp
-    def own(x):
-        return x
-
-    own.defvjp(lambda x: (x, None), lambda _, ct: (ct,) if ct is not None else later)
-    for run in (lambda f: f, jax.jit, pjit):
-        with pytest.raises(TypeError, match=r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"):
-            run(lambda x: jax.jvp(own, (x,), (x,)))(1.0)
-    later = None  # a rule may refer to what is not there yet
-
-
 def test_hessians_are_forward_over_reverse(meeting, mesh):
     sin, cos = host("sin", np.sin), host("cos", np.cos)
     sin.defjvp(lambda primals, tangents: (sin(*primals), cos(*primals) * tangents[0]))
