@@ -1,4 +1,4 @@
-"""Forward-mode differentiation of a function that has a rule for reverse mode alone: whose error it is.
+"""Forward-mode differentiation of a function that has a rule for reverse mode alone: the error that names it.
 
 jax says "can't apply forward-mode autodiff (jvp) to a custom_vjp function" wherever the equation that stands for the
 tangents is evaluated, batched or lowered, and not which function that is. Needless once jax says so.
