@@ -183,7 +183,7 @@ def test_a_reference_that_cannot_be_imported_is_written_down_or_to_be_filled_in(
             exec(script_of(caught), {})
 
 
-def test_a_function_and_a_reference_of_one_name_are_told_apart(mesh):
+def test_a_function_and_a_reference_of_one_name_have_two_in_the_script(mesh):
     def times(x):
         return 2 * x
 
