@@ -5,7 +5,7 @@ VENV ?= .venv
 ARGS ?=
 # Three workers, for a machine of two cores: tests also wait, for threads and other processes. A file goes to one of them
 # as a whole, so that what its fixtures compile and run is made once.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+PYTEST_ARGS ?= -n 4 --dist loadfile
 # What `make mutants` samples.
 SAMPLE ?= 4
 SEED ?= 0
@@ -35,7 +35,7 @@ INSTALLED := $(VENV)/.installed-$(PYVERSION)
 help:
 	@echo "make demo   train a small character model (ARGS='...' are its arguments)"
 	@echo "make demo-distributed  train in two processes, kill one, go on, and compare (ARGS='...' are its arguments)"
-	@echo "make test   run the tests and doctests that every change needs (PYTEST_ARGS='...' replaces '-n 3 --dist loadfile')"
+	@echo "make test   run the tests and doctests that every change needs (PYTEST_ARGS='...' replaces '-n 4 --dist loadfile')"
 	@echo "make system run the tests of whole systems: demo, notebooks, third-party models, processes"
 	@echo "make soak   run the random tests ten times as long, on other examples each time"
 	@echo "make check  run the linter, the formatter's check, the house rules and the type checker"

@@ -34,6 +34,9 @@ jax.config.update("jax_compilation_cache_dir", CACHE or None)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# For each exception that passes through jax it asks of each frame, by several calls of the system, whose file it is of.
+jax.config.update("jax_traceback_filtering", "off")
+
 # What a script starts in the background ignores SIGINT, which tests send to themselves and to their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,6 +51,7 @@ def pytest_collection_finish():
     """Keeps collections of garbage, which tests request by the hundred, from looking at jax and all tests each time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, *gc.get_threshold()[1:])  # programs are many small objects, most of which stay
 
 
 @pytest.fixture
