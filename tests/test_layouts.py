@@ -106,7 +106,7 @@ def note_in_a_loop():
     return pjit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: (note(y), y + 0.5)[1], x))
 
 
-def in_order(mode, arrays=None):
+def in_order(mode):
     call = returning(mode=mode)
     return pjit(lambda x: call(x) + 1)
 

@@ -34,20 +34,17 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         if not kwargs and _WITH_NUMPY.issuperset(map(type, args)):
-            try:
-                return target(*map(as_numpy, args))
-            except Exception as error:
-                explain_read_only(error, name)
-                raise
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        kinds = [*map(type, leaves)]
-        if PRNGKeyArray in kinds:
-            i = kinds.index(PRNGKeyArray)
-            raise ValueError(
-                f"{paths[i]} of {name} is {leaves[i].aval.str_short()}, and NumPy has no typed keys: pass "
-                "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
-            )
-        args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
+            args = tuple(map(as_numpy, args))
+        else:
+            leaves, tree = jax.tree.flatten((args, kwargs))
+            kinds = [*map(type, leaves)]
+            if PRNGKeyArray in kinds:
+                i = kinds.index(PRNGKeyArray)
+                raise ValueError(
+                    f"{paths[i]} of {name} is {leaves[i].aval.str_short()}, and NumPy has no typed keys: pass "
+                    "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
+                )
+            args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
         try:
             return target(*args, **kwargs)
         except Exception as error:
