@@ -606,7 +606,7 @@ def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(kind, monk
         until(lambda: stream.waiter is not None)
         results = [add(one) for _ in range(9)]  # which waits for room
         colocated.wait()
-        assert all(result.is_ready() for result in results)
+        assert all(result.has_value for result in results)
         assert float(add(one)) == 2
         until(lambda: stream.waiter is not None)
         in_caller = colocated_python(lambda x: x + 2, mode="inline")
@@ -650,7 +650,7 @@ def test_a_call_in_two_lanes_runs_where_its_turn_comes_last(monkeypatch):
         wait_for_thread_that_waits_at(left)
         first, inline = add_on(left), adder.add.specialize(mode="inline", stream=right)
         run_threads(lambda: inline(one))  # its caller hurries the one before
-        assert first.is_ready()
+        assert first.has_value
         for stream in (left, right):
             if stream.waiter is not None:
                 stream.waiter.hurry.set()
