@@ -14,6 +14,7 @@ from tests.plan.control_flow_operations import (
     anchored,
     backward,
     choice,
+    constant,
     host,
     host_backward,
     is_large,
@@ -53,6 +54,9 @@ class ByHand:
         if not isinstance(args[0], tuple):
             return [operate(step.op, args)]
         return [tuple(operate(step.op, list(one)) for one in zip(*args, strict=True))]
+
+    def _constant(self, step, values, size):
+        return [constant(step) if step.kind == "i" else (constant(step),) * size]
 
     def _call(self, step, values, size):
         args = [values[i] for i in step.args]

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, with_sharding_constraint
-from tests.plan.random_control_flow import BACKWARD, SHAPE, Call
+from tests.plan.random_control_flow import BACKWARD, SHAPE, Call, Constant
 
 _lock = threading.Lock()
 trace: list = []  # (stream, object, call, sums of its arguments and turn of its object), as the functions began
@@ -56,6 +56,15 @@ def operate(op: str, args: list) -> Any:
     if op == "collapse":
         return jnp.tensordot(_weights(x.shape[0]), x, 1)
     return (x + 1) % 4  # "next"
+
+
+def constant(step: Constant) -> Any:
+    """A value that jax finds when it traces, in one of the forms it takes."""
+    dtype = np.int32 if step.kind == "i" else np.float32
+    value = np.full(SHAPE if step.kind == "m" else (), step.value, dtype)
+    if step.form == "weak":
+        return jnp.asarray(value.item())
+    return jnp.asarray(value) if step.form == "jax" else value[()]
 
 
 def _weights(length: int) -> Any:

@@ -13,6 +13,7 @@ from tests.plan.control_flow_operations import (
     anchored,
     backward,
     choice,
+    constant,
     host,
     host_backward,
     is_large,
@@ -50,6 +51,9 @@ class Traced:
 
     def _device(self, step, values):
         return [operate(step.op, [values[i] for i in step.args])]
+
+    def _constant(self, step, values):
+        return [constant(step)]
 
     def _call(self, step, values):
         args = [lax.stop_gradient(values[i]) if step.is_stopped else values[i] for i in step.args]

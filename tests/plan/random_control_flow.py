@@ -32,6 +32,21 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
+class Constant:
+    """A value that is known when the program is traced.
+
+    Attributes:
+        kind: of which kind it is.
+        form: "numpy" for an array or a number of NumPy, "jax" for an array, "weak" for a weakly typed one.
+        value: each of its elements.
+    """
+
+    kind: str
+    form: str
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
     """A colocated call.
 
@@ -168,7 +183,8 @@ class RandomProgram:
     """Steps over an integer, two matrices and a scalar; `results` are the values that it returns.
 
     If it is `without_jax` the functions are of NumPy, and those of one stream as a rule, so that executables wait for
-    them.
+    them. It is called twice: with so many `turns`, with its matrices `transposed` in memory or not, and with the types
+    of 64 bits or without (`x64`).
     """
 
     steps: tuple
@@ -183,6 +199,8 @@ class RandomProgram:
     devices: int
     at_once: int
     work_until_return: float
+    transposed: tuple[bool, bool]
+    x64: tuple[bool, bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +248,7 @@ class _Steps:
             made.append(self._call(kinds, place, stream=None if self.without_jax else "b", pure=False))
         for _ in range(self.draw(st.integers(max(least - len(made), 0), most - len(made)))):
             options = ["device", "device", "call", "call"]
+            options += [] if place.is_batched else ["constant"]  # for a call of constants is no batch of calls
             if place.depth:
                 options += ["scan", "scan", "fori", "while", "branch", "branch", "nested"]
                 options += [] if place.derivative else ["derivative", "derivative"]
@@ -255,6 +274,12 @@ class _Steps:
             args = (*args[:-1], self.pick(kinds, "m"))
         kinds.append({"next": "i", "sum": "s", "collapse": kinds[args[0]][0]}.get(op, "m"))
         return Device(op, args)
+
+    def _constant(self, kinds: list[str], place: _Place) -> Constant:
+        kind = self.one_of("s", "i", "m")
+        form = self.one_of("numpy", "jax", *["weak"] * (kind != "m"))
+        kinds.append(kind)
+        return Constant(kind, form, len(kinds) % 3 if kind == "i" else len(kinds) % 8 / 8)
 
     def about(self, what: str, kinds: list[str], place: _Place, most: int) -> tuple:
         """Steps of which one is such, with a call within it, between calls whose order is not that of their data.
@@ -422,6 +447,8 @@ def random_programs(
         draw(st.sampled_from([8, 8, 1])),
         draw(st.sampled_from([32, 2, 1])),
         draw(st.sampled_from([1e8, 0.0])),
+        (draw(st.sampled_from([False, True])), draw(st.sampled_from([False, True]))),
+        (False, draw(st.sampled_from([False, False, True]))),
     )
 
 
@@ -473,6 +500,9 @@ def _(program: RandomProgram) -> set[str]:
         "a derivative": has(program.steps, "derivative"),
         "a batch": has(program.steps, "vmap"),
         "a nested function": has(program.steps, "nested"),
+        "a constant": has(program.steps, "constant"),
+        "another layout": any(program.transposed),
+        "types of 64 bits": any(program.x64),
     }
     return {feature for feature, is_there in shown.items() if is_there}
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding
 
 import partjit
@@ -74,10 +75,11 @@ def compiled(program, mesh, monkeypatch):
     )
 
 
-def arguments(mesh, turns):
-    specs = [P(), P("x", "y"), P("y"), P()]
-    values = [np.int32(turns), X, Y, S]
-    return [jax.device_put(v, NamedSharding(mesh, spec)) for v, spec in zip(values, specs, strict=True)]
+def arguments(mesh, turns, transposed=False):
+    shardings = [NamedSharding(mesh, spec) for spec in (P(), P("x", "y"), P("y"), P())]
+    if transposed:
+        shardings[1:3] = [Format(Layout((1, 0)), sharding) for sharding in shardings[1:3]]
+    return [jax.device_put(v, where) for v, where in zip([np.int32(turns), X, Y, S], shardings, strict=True)]
 
 
 def by_lane(recorded, left_out):
@@ -200,9 +202,10 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
 
 def means_what_it_means_by_hand(function, program, mesh, hand):
     operations.start()
-    for turns, (values, recorded) in zip(program.turns, hand, strict=True):
-        with mesh:
-            results = function(*arguments(mesh, turns))
+    calls = zip(program.turns, program.transposed, program.x64, hand, strict=True)
+    for turns, transposed, x64, (values, recorded) in calls:
+        with mesh, jax.enable_x64(x64):
+            results = function(*arguments(mesh, turns, transposed))
         same_values(results, values)
         for result, spec in zip(results, program.out_specs, strict=True):
             if spec is not None:
