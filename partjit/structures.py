@@ -1,7 +1,7 @@
 """How the structures of two trees differ, in the words of messages."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ from jax.tree_util import DictKey, KeyPath
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import abridged, shown
 
-__all__ = ["ANY_ARRAY", "differing_nodes", "is_leaf", "keys_of", "kind_of", "listed", "similar"]
+__all__ = ["ANY_ARRAY", "differences", "differing_nodes", "is_leaf", "keys_of", "kind_of", "listed", "similar"]
 
 ANY_ARRAY = object()
 """A leaf in the place of an array of which nothing more is known."""
@@ -97,6 +97,32 @@ def differing_nodes(
         return
     for (key, child), (_, other) in zip(children, others, strict=True):
         yield from differing_nodes(child, other, is_prefix=is_prefix, path=(*path, *key))
+
+
+def differences(expected: PyTree, given: PyTree, named: Callable[[KeyPath], str]) -> list[str]:
+    """Where the structure of a tree is another than that of its specs; `named` says what is at a key path.
+
+    Example:
+        >>> differences({"a": ANY_ARRAY}, {"A": [ANY_ARRAY]}, lambda path: f"x{jax.tree_util.keystr(path)}")
+        ["x['a'] is missing", "x['A'] is not among them: did you mean 'a'?"]
+    """
+    wrong = []
+    for path, spec, value in differing_nodes(expected, given, is_prefix=False):
+        keys, expected_keys = keys_of(value), keys_of(spec)
+        if type(spec) is type(value) and keys is not None and expected_keys is not None and {*keys} != {*expected_keys}:
+            missing = [key for key in expected_keys if key not in keys]
+            wrong += [f"{named((*path, DictKey(key)))} is missing" for key in missing]
+            for key in keys:
+                if key not in expected_keys:
+                    meant = similar(key, missing)
+                    hint = "" if meant is None else f": did you mean {meant!r}?"
+                    wrong.append(f"{named((*path, DictKey(key)))} is not among them{hint}")
+        elif type(spec) is type(value) and not isinstance(spec, list | tuple):
+            structure, said = jax.tree.structure(value), jax.tree.structure(spec)
+            wrong.append(f"{named(path)} has the structure {structure}, but its spec says {said}")
+        else:
+            wrong.append(f"{named(path)} is {kind_of(value)}, but its spec says {kind_of(spec)}")
+    return wrong
 
 
 def _children(tree: PyTree) -> tuple[list[tuple[KeyPath, Any]], PyTreeDef]:

@@ -475,10 +475,10 @@ def test_a_sharding_left_open_is_replicated_over_the_devices_of_the_call(x, mesh
             r"result\['a'\] is None, but its .*; result\['b'\] is a list of 1, but its spec says an array",
         ),
         (lambda x: {"a": x[:4], "b": x[:2]}, r"result\['a'\] is .*; result\['b'\] is "),
-        (lambda x: None, r": it returned None, but they say a dict with the keys 'a', 'b'\. The specs are those of"),
-        (lambda x: [x, x], r": it returned a list of 2, but they say a dict with the keys 'a', 'b'\."),
-        (lambda x: x, r": it returned an array \(float32\[8\]\), but they say a dict with the keys 'a', 'b'\."),
-        (lambda x: collections.OrderedDict(a=x, b=x), r": it returned an OrderedDict with the keys 'a', 'b', but they"),
+        (lambda x: None, r": result is None, but its spec says a dict with the keys 'a', 'b'\. The specs are those of"),
+        (lambda x: [x, x], r": result is a list of 2, but its spec says a dict with the keys 'a', 'b'\."),
+        (lambda x: x, r": result is an array \(float32\[8\]\), but its spec says a dict with the keys 'a', 'b'\."),
+        (lambda x: collections.OrderedDict(a=x, b=x), r": result is an OrderedDict with the keys 'a', 'b', but its"),
     ],
 )
 def test_results_that_contradict_their_specs_are_named(x, mode, result, message):
@@ -496,7 +496,7 @@ def test_results_that_contradict_their_specs_are_named(x, mode, result, message)
 )
 def test_what_is_returned_in_place_of_one_array_is_named(x, option, result, returned):
     f = colocated_python(result, out_specs=jax.ShapeDtypeStruct((8,), np.float32), **option)
-    message = f": it returned {returned}, but they say an array (float32[8]). The specs are those of out_specs"
+    message = f": result is {returned}, but its spec says an array (float32[8]). The specs are those of out_specs"
     for call in (f, pjit(f)):
         with pytest.raises(ValueError, match=re.escape(message)):
             jax.block_until_ready(call(x))
@@ -505,7 +505,7 @@ def test_what_is_returned_in_place_of_one_array_is_named(x, option, result, retu
 def test_an_array_in_place_of_nothing_is_named(x):
     f = colocated_python(lambda x: x, out_specs_fn=lambda x: None)
     f(x)
-    message = r": it returned an array \(float32\[8\]\), but they say None\."
+    message = r": result is an array \(float32\[8\]\), but its spec says None\."
     with pytest.raises(ValueError, match=message):
         colocated.wait(timeout=60)
 

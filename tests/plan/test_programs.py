@@ -1,6 +1,7 @@
 """Programs with colocated calls: what they compute, when calls run, what they get and what becomes of failures."""
 
 import gc
+import re
 import threading
 import traceback
 import weakref
@@ -97,6 +98,30 @@ def test_in_specs_of_other_types_are_refused(mesh):
     call = colocated_python(lambda x: x, in_specs=((jax.ShapeDtypeStruct((4,), np.float32),), {}), **like)
     with mesh, pytest.raises(ValueError, match=r"in_specs do not fit the arguments: x is float32\[8\]"):
         pjit(lambda x: call(x), in_axis_resources=P("x"))(np.ones(8, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said", "message"),
+    [
+        ((1, 1), {}, ((1,), {}), "args is a tuple of 2, but its spec says a tuple of 1"),
+        (
+            ({"w": 1},),
+            {},
+            (({"W": 1},), {}),
+            "args[0]['W'] is missing; args[0]['w'] is not among them: did you mean 'W'?",
+        ),
+        (([1, 1],), {}, ((1,), {}), "args[0] is a list of 2, but its spec says an array"),
+        ((1,), {"scale": 1}, ((1,), {}), "kwargs['scale'] is not among them"),
+        ((1,), {}, ((1,), {"scale": 1}), "kwargs['scale'] is missing"),
+    ],
+)
+@pytest.mark.parametrize("way", [lambda call: call, pjit])
+def test_in_specs_of_another_structure_are_named(way, args, kwargs, said, message):
+    ones = lambda tree, of: jax.tree.map(lambda _: of, tree)  # noqa: E731
+    in_specs = ones(said, jax.ShapeDtypeStruct((8,), np.float32))
+    call = colocated_python(lambda *args, **kwargs: None, in_specs=in_specs)
+    with pytest.raises(ValueError, match=re.escape(f"in_specs do not fit the arguments: {message}")):
+        way(call)(*ones(args, np.ones(8, np.float32)), **ones(kwargs, np.ones(8, np.float32)))
 
 
 def test_trees_keywords_constants_and_no_results(mesh, meeting):

@@ -727,7 +727,7 @@ def test_a_failure_says_for_which_shard(mesh, over, meeting):
         (lambda a: a[0], r"returned float32\[1\] as result 0, but its output specs, which are those of one shard, say"),
         (
             lambda a: (a, a),
-            r"those of one shard, do not say: it returned a tuple of 2, but they say an array \(float32\[2,1\]\)",
+            r"those of one shard, do not say: result is a tuple of 2, but its spec says an array \(float32\[2,1\]\)",
         ),
         (lambda a: a.astype(int), r"returned int32\[2,1\] as result 0"),
     ],

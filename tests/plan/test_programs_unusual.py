@@ -201,7 +201,7 @@ def test_per_shard_calls_that_return_other_results_on_some_device_name_it(mesh, 
     (right, *_) = [device for device in devices if bool(devices.index(device)) == (first(x) is not x)]
     (wrong, *_) = [device for device in devices if bool(devices.index(device)) == (first(x) is x)]
     message = (
-        rf"uneven returned what its output specs do not say on {wrong}: it returned .*, but they say an array\. It"
+        rf"uneven returned what its output specs do not say on {wrong}: result is .*, but its spec says an array\. It"
     )
     with mesh, pytest.raises(ValueError, match=message) as caught:
         pjit(lambda x: call(x) + 1, in_axis_resources=P(("x", "y")))(x)

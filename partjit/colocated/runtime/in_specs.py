@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from jax.core import ShapedArray
 from jax.sharding import Sharding
+from jax.tree_util import KeyPath, SequenceKey
 
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
 from partjit._jax.shardings import device_list
@@ -14,6 +15,7 @@ from partjit.arguments import are_positional, flatten_arguments
 from partjit.checks import flattened, leaves_of, shown
 from partjit.colocated.runtime.spec_structs import spec_struct
 from partjit.host_objects import without_objects
+from partjit.structures import ANY_ARRAY, differences
 
 __all__ = ["InSpecs", "argument_paths"]
 
@@ -103,7 +105,8 @@ class InSpecs:
             check_shardings: whether to check their shardings.
         """
         if self.tree not in (tree, bare := without_objects(tree)):
-            raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {bare}")
+            expected, given = (one.unflatten([ANY_ARRAY] * one.num_leaves) for one in (self.tree, bare))
+            raise ValueError("in_specs do not fit the arguments: " + "; ".join(differences(expected, given, _named)))
         wrong = []
         for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
             fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype
@@ -117,6 +120,12 @@ class InSpecs:
 
 def _is_same(sharding: Sharding, other: Sharding, ndim: int) -> bool:
     return sharding == other or (sharding.is_equivalent_to(other, ndim) and device_list(sharding) == device_list(other))
+
+
+def _named(path: KeyPath) -> str:
+    """A part of `(args, kwargs)`."""
+    (first, *rest) = path
+    return ("args" if first == SequenceKey(0) else "kwargs") + jax.tree_util.keystr(tuple(rest))
 
 
 def _text(array: jax.Array | jax.ShapeDtypeStruct) -> str:

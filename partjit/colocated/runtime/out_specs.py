@@ -22,7 +22,7 @@ from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, require_array
 from partjit.colocated.runtime.spec_structs import spec_structs
 from partjit.colocated.runtime.unshared import unshared
-from partjit.structures import differing_nodes, keys_of, kind_of, similar
+from partjit.structures import differences
 
 __all__ = ["OutSpecs", "flat_values", "wrong_structure"]
 
@@ -270,30 +270,10 @@ def wrong_structure(specs: PyTree, result: PyTree) -> list[str]:
     Example:
         >>> from partjit.structures import ANY_ARRAY
         >>> wrong_structure({"loss": ANY_ARRAY}, None), wrong_structure([ANY_ARRAY], [{"a": np.float32(1)}])
-        (["it returned None, but they say a dict with the key 'loss'"],
+        (["result is None, but its spec says a dict with the key 'loss'"],
          ["result[0] is a dict with the key 'a', but its spec says an array"])
     """
-    wrong = []
-    for path, spec, value in differing_nodes(specs, result, is_prefix=False):
-        where = f"result{jax.tree_util.keystr(path)}"
-        keys, expected = keys_of(value), keys_of(spec)
-        if type(spec) is type(value) and keys is not None and expected is not None and {*keys} != {*expected}:
-            missing = [key for key in expected if key not in keys]
-            wrong += [f"{where}[{key!r}] is missing" for key in missing]
-            for key in keys:
-                if key not in expected:
-                    meant = similar(key, missing)
-                    hint = "" if meant is None else f": did you mean {meant!r}?"
-                    wrong.append(f"{where}[{key!r}] is not among them{hint}")
-        elif type(spec) is type(value) and not isinstance(spec, list | tuple):
-            wrong.append(
-                f"{where} has the structure {jax.tree.structure(value)}, but its spec says {jax.tree.structure(spec)}"
-            )
-        elif path:
-            wrong.append(f"{where} is {kind_of(value)}, but its spec says {kind_of(spec)}")
-        else:
-            wrong.append(f"it returned {kind_of(value)}, but they say {kind_of(spec)}")
-    return wrong
+    return differences(specs, result, lambda path: f"result{jax.tree_util.keystr(path)}")
 
 
 def _leaf_paths(tree: PyTree) -> list[str]:
