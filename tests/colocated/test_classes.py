@@ -1,6 +1,7 @@
 """`colocated_python_class`: when an object is made and destroyed, and in which order its methods run."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -9,6 +10,7 @@ import re
 import threading
 import time
 import traceback
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -416,6 +418,28 @@ def test_constructor_arguments_are_as_they_were_passed():
     array[:], inner[:], name[:] = 7, 7, 7
     items.clear()
     assert keeper.look(one).tolist() == [6, 3, 1, 3, 1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_constructor_arguments_are_dropped_once_it_has_run(fails):
+    class Weights:
+        total = 3
+
+    class Keeper:
+        def __init__(self, weights):
+            self.total = weights.count if fails else weights.total
+
+        def look(self, x):
+            return x + self.total
+
+    weights = Weights()
+    keeper, dropped = colocated_python_class(Keeper)(weights), weakref.ref(weights)
+    del weights
+    assert dropped() is not None
+    with pytest.raises(AttributeError, match="count") if fails else contextlib.nullcontext():
+        keeper.look(one)
+    gc.collect()
+    assert dropped() is None
 
 
 # Closing

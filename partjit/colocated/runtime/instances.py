@@ -55,7 +55,9 @@ class Instance:
         self.number = next(_numbers)
         self._cls = cls
         args, kwargs = _as_they_are((args, kwargs), {})
-        self._recipe: Callable[[], object] | None = functools.partial(cls, *args, **kwargs)  # until it is constructed
+        self._recipe: Callable[[], object] | None = functools.partial(
+            cls, *args, **kwargs
+        )  # until the constructor has run
         self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self.error: Exception | None = None
@@ -98,6 +100,7 @@ class Instance:
                     self._traceback = error.__traceback__
                     self.error = error
                     add_note(error, f"It is from the constructor of {self.name}, called at {site_text(self._made_at)}")
+                    self._recipe = None
                 raise
         return self._box[0]
 
