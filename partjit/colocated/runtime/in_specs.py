@@ -106,7 +106,9 @@ class InSpecs:
         """
         if self.tree not in (tree, bare := without_objects(tree)):
             expected, given = (one.unflatten([ANY_ARRAY] * one.num_leaves) for one in (self.tree, bare))
-            raise ValueError("in_specs do not fit the arguments: " + "; ".join(differences(expected, given, _named)))
+            note = "" if bare == tree else ". None also stands for an argument that is no array"
+            wrong = "; ".join(differences(expected, given, _named))
+            raise ValueError(f"in_specs do not fit the arguments: {wrong}{note}")
         wrong = []
         for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
             fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype
