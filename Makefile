@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# Three workers, for a machine of two cores: tests also wait, for threads and other processes. A file goes to one of them
+# Four workers, for a machine of two cores: tests also wait, for threads and other processes. A file goes to one of them
 # as a whole, so that what its fixtures compile and run is made once.
 PYTEST_ARGS ?= -n 4 --dist loadfile
 # What `make mutants` samples.

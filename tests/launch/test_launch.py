@@ -12,6 +12,8 @@ import pytest
 
 from partjit.command import main
 
+pytestmark = pytest.mark.system
+
 SECONDS = 60
 LAUNCH = (sys.executable, "-m", "partjit.launch")
 PREFACE = """

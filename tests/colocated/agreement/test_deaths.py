@@ -19,6 +19,7 @@ LEEWAY_SECONDS = 10.0
 """What is waited for besides: JAX may hold the thread that dispatches until a stopped process does its part."""
 
 
+@pytest.mark.system
 @pytest.mark.soak
 @pytest.mark.parametrize("count", [2, 4] if EVERYTHING else [2])
 def test_the_end_of_a_process_is_an_error_in_the_others(count):

@@ -8,6 +8,8 @@ import pytest
 
 from tests.processes import outputs_of_processes
 
+pytestmark = pytest.mark.system
+
 HERE = pathlib.Path(__file__).parent
 KINDS = ("raise", "result", "interrupt", "exit", "argument", "another program")
 IS_SOAK = os.environ.get("PARTJIT_PROFILE") == "soak"
