@@ -6,6 +6,10 @@ _CHEAP_SECONDS = 200e-6
 """Handing a call and its arguments to a thread takes about as long."""
 _CHEAP_IN_A_ROW = 10
 """How many calls must have been cheap, one after another, before the next one runs in its caller."""
+_MOST_IN_A_ROW = 4 * _CHEAP_IN_A_ROW
+"""How many are remembered: as they are halved, after them the third call that is not cheap is the last in its caller."""
+_INTERRUPTED_SECONDS = 20e-3
+"""A call that takes less may have been cheap, while its thread did not run: the system ran others in between."""
 
 
 class Cheapness:
@@ -18,9 +22,8 @@ class Cheapness:
 
     def measured(self, seconds: float, alone: float | None = None) -> None:
         """Takes note of how long a call took; `alone` without the wait for its arguments, if that is known."""
-        self._in_a_row = self._in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
-        alone = seconds if alone is None else alone
-        self._alone_in_a_row = self._alone_in_a_row + 1 if alone < _CHEAP_SECONDS else 0
+        self._in_a_row = _in_a_row(self._in_a_row, seconds)
+        self._alone_in_a_row = _in_a_row(self._alone_in_a_row, seconds if alone is None else alone)
         self._calls += 1
 
     @property
@@ -37,3 +40,10 @@ class Cheapness:
     def may_be_cheap(self) -> bool:
         """Whether to find out how long it takes alone: now and then also if it was long, as first calls are."""
         return self._alone_in_a_row > 0 or self._calls & (self._calls - 1) == 0
+
+
+def _in_a_row(before: int, seconds: float) -> int:
+    """How many calls are counted as cheap, one after another, after one that took so long."""
+    if seconds < _CHEAP_SECONDS:
+        return min(before + 1, _MOST_IN_A_ROW)
+    return before // 2 if seconds < _INTERRUPTED_SECONDS else 0

@@ -661,6 +661,16 @@ def test_a_cheap_function_is_soon_called_without_a_thread(x):
     assert threading.get_ident() not in rendezvous.logs["g"][1:]
 
 
+@pytest.mark.parametrize(("longer", "are_cheap"), [([0.005], True), ([0.005] * 3, False), ([1], False)])
+def test_a_cheap_function_remains_so_when_its_thread_is_interrupted_but_not_when_it_takes_long(longer, are_cheap):
+    shown = cheapness.Cheapness()
+    for _ in range(1000):
+        shown.measured(1e-5)
+    for seconds in longer:
+        shown.measured(seconds)
+    assert shown.is_shown == shown.is_shown_alone == are_cheap
+
+
 @pytest.mark.parametrize("is_method", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_calls_without_a_thread_emit_the_events_of_others(x, is_method, fails, monkeypatch):
