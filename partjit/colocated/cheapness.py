@@ -7,7 +7,7 @@ _CHEAP_SECONDS = 200e-6
 _CHEAP_IN_A_ROW = 10
 """How many calls must have been cheap, one after another, before the next one runs in its caller."""
 _MOST_IN_A_ROW = 4 * _CHEAP_IN_A_ROW
-"""How many are remembered: as they are halved, after them the third call that is not cheap is the last in its caller."""
+"""How many are remembered. Each call that is not cheap halves them: the third one is the last in its caller."""
 _INTERRUPTED_SECONDS = 20e-3
 """A call that takes less may have been cheap, while its thread did not run: the system ran others in between."""
 

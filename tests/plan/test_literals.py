@@ -1,6 +1,4 @@
-"""Loops with calls that start from literals: operands of branches and of nested functions that trace them as such."""
-
-import itertools
+"""Loops with calls that start from literals and from constants: of branches, of nested functions, of other loops."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ from tests.colocated import rendezvous
 
 
 def noted(a):
-    rendezvous.logs["seen"].append(float(a))
+    rendezvous.logs["seen"].append(float(np.sum(a)))
 
 
 def colocated_calls():
@@ -44,18 +42,22 @@ def scan(call):
 
 
 def while_loop(call):
-    return lambda k, y: jax.lax.while_loop(lambda a: a < 50, lambda a: call(a) * y, k)
+    return lambda k, y: jax.lax.while_loop(lambda a: jnp.sum(a) < 50, lambda a: call(a) * y, k)
 
 
 def two_loops(call):
     return lambda k, y: jax.lax.fori_loop(0, 2, lambda _, a: a + fori(call)(k, y), k)
 
 
-LOOPS = [fori, scan, while_loop, two_loops]
+def swapping(call):
+    return lambda k, y: jax.lax.fori_loop(0, 3, lambda _, two: (two[1], call(two[0]) * y), (k, k))[1]
+
+
+LOOPS = [fori, scan, while_loop, two_loops, swapping]
 
 
 def other(k, y):
-    return y
+    return k * 0 + y
 
 
 def cond(loop, k):
@@ -75,14 +77,15 @@ def nested(loop, k):
 
 
 def scanned(loop, k):
-    return lambda x: jax.lax.scan(lambda c, _: (jax.lax.cond(c > 5, loop, other, k, c) % 97, None), x, None, length=3)[
-        0
-    ]
+    def body(c, _):
+        return jnp.sum(jax.lax.cond(c > 5, loop, other, k, c)) % 97, None
+
+    return lambda x: jax.lax.scan(body, x, None, length=3)[0]
 
 
 def predicate(loop, k):
     def goes_on(state):
-        return jax.lax.cond(state[1] > 5, loop, other, state[0], state[1]) < 60
+        return jnp.sum(jax.lax.cond(state[1] > 5, loop, other, state[0], state[1])) < 60
 
     return lambda x: jax.lax.while_loop(goes_on, lambda state: (state[0] + 1, state[1] + 1), (k, x))[1]
 
@@ -94,21 +97,46 @@ def in_another_loop(loop, k):
     return lambda x: jax.lax.cond(x > 5, both, other, k, x)
 
 
-BRANCHES = [cond, switch, known, nested, scanned, predicate, in_another_loop]
+def in_each_turn(loop, k):
+    return lambda x: jax.lax.fori_loop(0, 2, lambda _, c: jnp.sum(loop(k, c)) % 97, x)
 
 
-@pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: branch.__name__)
+def in_each_turn_of_turns(loop, k):
+    return lambda x: jax.lax.fori_loop(0, 2, lambda _, c: in_each_turn(loop, k)(c) + 1, x)
+
+
+def in_each_turn_in_a_branch(loop, k):
+    return lambda x: jax.lax.cond(x > 5, in_each_turn(loop, k), lambda x: x, x)
+
+
+PLACES = [
+    cond,
+    switch,
+    known,
+    nested,
+    scanned,
+    predicate,
+    in_another_loop,
+    in_each_turn,
+    in_each_turn_of_turns,
+    in_each_turn_in_a_branch,
+]
+FORMS = [lambda: 1, lambda: np.float32(1), lambda: jnp.ones(3), lambda: np.ones(3, np.float32)]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("kind", ["log", "answered", "cut"])
-def test_a_loop_starts_from_the_literal_that_it_is_given(meeting, branch, kind):
+def test_a_loop_starts_from_the_literal_or_constant_that_it_is_given(meeting, place, kind):
     call = colocated_calls()[kind]
-    for loop, number in zip(LOOPS, itertools.cycle((1, np.float32(1))), strict=False):
-        x = jnp.asarray(7, jnp.asarray(number).dtype)
+    for i, loop in enumerate(LOOPS):
+        start = FORMS[(i + PLACES.index(place)) % len(FORMS)]()
+        x = jnp.asarray(7, jnp.asarray(start).dtype)
         meeting.clear()
-        expected = jax.jit(branch(loop(by_hand), number))(x)
+        expected = jax.jit(place(loop(by_hand), start))(x)
         jax.effects_barrier()
         meant = [*rendezvous.logs["seen"]]
         meeting.clear()
-        found = pjit(branch(loop(call), number))(x)
+        found = pjit(place(loop(call), start))(x)
         colocated.wait(timeout=60)
         assert meant
         np.testing.assert_array_equal(found, expected)

@@ -25,6 +25,7 @@ from partjit.calls import makes_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop
 from partjit.plan.ir.walk import variables
+from partjit.plan.passes.own_initial import own_initial_values
 from partjit.primitive import keep_where
 from partjit.spec import ParsedPartitionSpec
 
@@ -217,7 +218,10 @@ def _add_loop(loop: VarLoop, used: set[Var], out: Builder) -> dict[Var, Atom]:
 
 
 def _with_own_constants(loop: VarLoop, constants: dict[Var, ArrayLike]) -> VarLoop:
-    """With literals and constants from outside in the block itself, and nothing captured twice."""
+    """With literals and constants from outside in the block itself, and nothing captured twice.
+
+    A loop in it that starts from what is a constant now gets a copy: in that place there has to be a variable.
+    """
     env: dict[Var, Atom] = {}
     consts = dict(loop.block.consts)
     captured: dict[Var, Var] = {}
@@ -230,7 +234,8 @@ def _with_own_constants(loop: VarLoop, constants: dict[Var, ArrayLike]) -> VarLo
             env[var] = captured[atom]
     nodes = [reading(node, env) for node in loop.block.nodes]
     block = dataclasses.replace(loop.block, inputs=(*captured.values(), *loop.carried), consts=consts)
-    return dataclasses.replace(loop, block=rebuilt(block, nodes, env), inputs=(*captured, *loop.initial))
+    block = own_initial_values(rebuilt(block, nodes, env))
+    return dataclasses.replace(loop, block=block, inputs=(*captured, *loop.initial))
 
 
 def _without_unchanged(loop: VarLoop, constants: dict[Var, ArrayLike]) -> tuple[VarLoop, dict[Var, Atom]]:
