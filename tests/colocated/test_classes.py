@@ -800,6 +800,54 @@ def test_methods_may_call_methods_of_other_objects_and_of_their_own():
         assert int(first.work(one)) == 4
 
 
+@pytest.mark.parametrize("is_waited_for", [False, True])
+@pytest.mark.parametrize("behind", ["a call", "an inline call", "a program", "a loop"])
+def test_what_a_function_calls_comes_before_calls_behind_the_function(behind, is_waited_for):
+    counter = Colocated(0)
+    add = counter.add.specialize(out_specs_fn=lambda x: x)
+
+    def outer(x):
+        wait_for(lambda: counter._colocated_instance.lane.calls)
+        added = add(x)
+        return added + 0 if is_waited_for else x
+
+    first = colocated_python(outer, mode="stream", out_specs_fn=lambda x: x)(one)
+    ways = {
+        "a call": add,
+        "an inline call": counter.add.specialize(mode="inline"),
+        "a program": pjit(lambda x: add(x) + 0),
+        "a loop": pjit(lambda x: jax.lax.fori_loop(0, 2, lambda _, x: add(x), x)),
+    }
+    assert int(ways[behind](one * 10)) == (22 if behind == "a loop" else 11)
+    assert int(first) == 1
+
+
+def test_the_calls_of_an_object_are_as_if_the_functions_that_make_them_were_inlined():
+    class Order:
+        def __init__(self):
+            self.noted = []
+
+        def note(self, x):
+            self.noted.append(int(x))
+
+        def all(self, x):
+            return np.int32(self.noted)
+
+    order = colocated_python_class(Order)()
+    note = order.note.specialize(out_specs_fn=lambda x: None)
+
+    def outer(x):
+        for i in range(3):
+            note(10 * x + i)
+            time.sleep(0.0005)  # in which calls behind this one are made
+
+    f = colocated_python(outer, out_specs_fn=lambda x: None)
+    for i in range(20):
+        f(jnp.int32(i))
+        note(jnp.int32(10 * i + 3))
+    assert order.all(one).tolist() == [10 * i + j for i in range(20) for j in range(4)]
+
+
 @sees("several threads", "two modes")
 @examples(30)
 @given(st.data())

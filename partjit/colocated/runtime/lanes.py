@@ -1,8 +1,9 @@
 """Lanes: how calls enter and leave them.
 
 The calls of a lane run one at a time, in order. A call is in one lane or several (that of its stream, and that of the
-object whose method it is), and is to run when it is first in all of them. It enters all of them at once. Nothing here
-waits or runs a call: `scheduler` does, with what these functions say is first now.
+object whose method it is), and is to run when it is first in all of them. It enters all of them at once, behind the
+calls that are there; but a call made by another goes before those that wait for the end of that one. Nothing here waits
+or runs a call: `scheduler` does, with what these functions say is first now.
 """
 
 import collections
@@ -10,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable
 
-from partjit.colocated.runtime.call import NOBODY, Call, Lane
+from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
 __all__ = [
@@ -70,7 +71,7 @@ def _append(call: Call) -> bool | Flag:
     is_first = True
     for lane in call.lanes:
         _busy[lane] = None
-        lane.calls.append(call)
+        lane.calls.insert(-_overtaken(call, lane) or len(lane.calls), call)
         is_first = is_first and lane.calls[0] is call
     return is_first and not (call.claimant is None and _is_waited_for(call.lanes[0]))
 
@@ -95,6 +96,8 @@ def _append_for_another(call: Call) -> bool:
         others = [lane for lane in call.lanes if lane.calls]
         if not others and not _is_waited_for(first):
             return False
+    if call.may_overtake and any(_overtaken(call, lane) for lane in call.lanes):
+        return False
     if _is_given_up_entering(call):
         return True
     if len(call.lanes) == 1:
@@ -106,6 +109,20 @@ def _append_for_another(call: Call) -> bool:
     # C adds it to all: no interrupt comes in between, which would leave it in some.
     any(map(_append_to, [lane.calls for lane in call.lanes], itertools.repeat(call)))
     return True
+
+
+def _overtaken(call: Call, lane: Lane) -> int:
+    """How many calls, the last ones of a lane, a call goes before.
+
+    They can only run when the one has ended that makes this call: as if that were inlined, this one comes first. They
+    are counted from the end, as the first call of the lane may leave it meanwhile.
+    """
+    if not call.may_overtake or not lane.calls:
+        return 0
+    entered = {own for maker in current_calls() for own in maker.lanes}
+    there = [*lane.calls]
+    blocked = (i for i, other in enumerate(there) if not entered.isdisjoint(other.lanes))
+    return len(there) - next(blocked, len(there))
 
 
 _append_to: Callable[[collections.deque[Call], Call], None] = collections.deque.append
