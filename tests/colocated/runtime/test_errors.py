@@ -557,7 +557,9 @@ def test_a_result_fails_exactly_if_a_call_before_it_in_its_data_failed(program):
     colocated.wait()
 
 
-def test_an_exception_that_cannot_be_changed_is_raised_as_it_is():
+@pytest.mark.parametrize("in_program", [False, True])
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+def test_an_exception_that_cannot_be_changed_is_raised_as_it_is(wrapped, in_program):
     @dataclasses.dataclass(frozen=True)
     class Frozen(Exception):
         code: int
@@ -565,9 +567,9 @@ def test_an_exception_that_cannot_be_changed_is_raised_as_it_is():
     def raise_it(x):
         raise Frozen(3)
 
-    y = colocated_python(raise_it, mode="stream", out_specs_fn=lambda x: x)(one)
+    function = wrapped(colocated_python(raise_it, mode="stream", out_specs_fn=lambda x: x))
     with pytest.raises(Exception, match="3") as caught:
-        y.block_until_ready()
+        jax.block_until_ready((partjit.pjit(function) if in_program else function)(jnp.ones(2)))
     assert type(caught.value).__name__ == "Frozen"
 
 
