@@ -128,6 +128,27 @@ def test_stop_iteration_of_a_call_does_not_end_the_loop_of_its_caller(way):
         assert error.__traceback__ is not None
 
 
+@pytest.mark.parametrize("in_program", [False, True])
+def test_an_attribute_error_of_a_call_is_not_taken_for_one_of_its_result(in_program):
+    function = colocated_python(lambda x: x.nonsense, mode="stream", out_specs_fn=lambda x: x)
+    y = (partjit.pjit(function) if in_program else function)(one)
+    uses = (
+        jax.block_until_ready,
+        lambda y: jax.block_until_ready({"y": y}),
+        lambda y: y.block_until_ready(),
+        lambda y: y.T,
+        lambda y: y.at[...].set(1),
+        lambda y: hasattr(y, "addressable_shards"),
+    )
+    for use in uses:
+        with pytest.raises(RuntimeError, match=r"the colocated call raised AttributeError, which here .* 'nonsense'"):
+            use(y)
+    for use in (float, np.asarray, lambda y: y + 1):
+        with pytest.raises(AttributeError, match="nonsense"):
+            use(y)
+    assert not hasattr(y, "nonsense")
+
+
 def test_wait_raises_what_nobody_looked_at_once():
     failing()(one)
     with pytest.raises(OwnError):
