@@ -639,6 +639,30 @@ def test_arguments_of_methods_are_named_as_parameters():
         Colocated(0).add({"deep": jax.ShapeDtypeStruct((), np.int32)})
 
 
+@pytest.mark.parametrize("isolate", [None, "process"])
+@pytest.mark.parametrize("name", ["of_object", "of_nothing", "of_class"])
+def test_arguments_are_named_whatever_the_first_parameter_is_called(name, isolate):
+    class Named:
+        def of_object(this, first, second):
+            return first
+
+        @staticmethod
+        def of_nothing(self, second):
+            return self
+
+        @classmethod
+        def of_class(kind, first, second):
+            return first
+
+    names = [*inspect.signature(getattr(Named(), name)).parameters]
+    method = getattr(colocated_python_class(Named, isolate=isolate)(), name)
+    for i in range(2):
+        args = [one, one]
+        args[i] = threading.Lock() if isolate else jax.ShapeDtypeStruct((), np.int32)
+        with pytest.raises((ValueError, TypeError), match=rf"{names[i]} of Named.{name}\b"):
+            method(*args)
+
+
 def test_a_method_that_returns_before_it_has_run_is_refused_when_it_is_used():
     class Later:
         def now(self, x):

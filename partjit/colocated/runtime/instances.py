@@ -34,7 +34,7 @@ class Instance:
     Attributes:
         lane: orders its calls; None if they may overlap.
         history: what its calls see of those made ahead; None if they may overlap.
-        name: the name of the class.
+        cls, name: the class, and its name.
         number: its id in this process.
         error: what the constructor raised, if it did.
     """
@@ -53,7 +53,7 @@ class Instance:
         self._shows_state = state and state[0]
         self.name = cls.__name__
         self.number = next(_numbers)
-        self._cls = cls
+        self.cls = cls
         args, kwargs = _as_they_are((args, kwargs), {})
         self._recipe: Callable[[], object] | None = functools.partial(cls, *args, **kwargs)  # until it is constructed
         self._is_isolated = is_isolated
@@ -104,7 +104,7 @@ class Instance:
     def _constructed(self) -> Any:
         assert self._recipe is not None, "an object is constructed once"
         if self._is_isolated:
-            return IsolatedObject(self._recipe, self._cls)
+            return IsolatedObject(self._recipe, self.cls)
         return copied(self._recipe, f"{self.name} and the arguments of its constructor")()
 
     def method(self, name: str) -> Callable[..., PyTree]:
