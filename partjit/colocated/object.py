@@ -108,19 +108,13 @@ class _Handle:
             Exception: what `close()` of the object raised; else the first failure of its calls that nobody has seen,
                 except of those of `concurrent` objects, or what the constructor raised.
         """
-        self._close()
+        _close(self._colocated_instance)
         lane, error = self._colocated_instance.lane, self._colocated_instance.error
         failures.raise_unseen(
             lambda failure: (
                 (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
             )
         )
-
-    def _close(self) -> None:
-        instance = self._colocated_instance
-        arrivals.settle(None)
-        lanes = [current_stream(), instance.lane]
-        scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +123,7 @@ class _Handle:
         if error is None:
             self.close()
         else:  # which says more than what its calls raised
-            self._close()
+            _close(self._colocated_instance)
 
     def __getattr__(self, name: str) -> NoReturn:
         missing = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -154,6 +148,12 @@ class _Handle:
 
     def __repr__(self) -> str:
         return f"<colocated {self._colocated_instance.name} object>"
+
+
+def _close(instance: Instance) -> None:
+    arrivals.settle(None)
+    lanes = [current_stream(), instance.lane]
+    scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
 
 def _handle_of(number: int, name: str) -> _Handle:

@@ -469,6 +469,18 @@ def test_close_calls_the_objects_own_close():
         file.close()
 
 
+def test_an_object_is_closed_whatever_its_methods_are_called():
+    class Private(Counter):
+        def _close(self, x):
+            return self.add(x)
+
+    with colocated_python_class(Private)() as private:
+        assert int(private._close(one)) == 1
+    assert log() == ["made", "gone"]
+    with pytest.raises(RuntimeError, match="this Private was closed"):
+        private.add(one)
+
+
 @pytest.mark.system
 def test_objects_left_at_exit_are_destroyed():
     from tests.colocated.runtime.test_errors import run
