@@ -546,6 +546,22 @@ def test_an_object_captured_by_a_function_is_the_same_object():
         colocated.deserialize(data)
 
 
+@pytest.mark.system
+def test_an_object_of_another_process_is_none_of_this_one():
+    from tests.colocated.runtime.test_errors import run
+
+    program = """
+        class C:
+            def f(self, x):
+                return x
+        c = colocated.colocated_python_class(C)()
+    """
+    _, data, _ = run(f"{program}    print(colocated.serialize(c).hex())")
+    code, _, err = run(f"{program}    colocated.deserialize(bytes.fromhex('{data.strip()}'), authenticate=False)")
+    assert code == 1
+    assert "ValueError: this colocated C object is not one of this process, or is gone" in err
+
+
 def test_a_method_captured_by_a_function_is_that_of_its_object():
     counter = Colocated(0)
     add = counter.add

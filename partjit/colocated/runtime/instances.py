@@ -2,8 +2,8 @@
 
 import copy
 import functools
-import itertools
 import types
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ from partjit.colocated.serialization import copied
 __all__ = ["Instance", "destroy_all", "instance_of", "instances"]
 
 _Result = TypeVar("_Result")
-_numbers = itertools.count()
 
 
 class Instance:
@@ -35,7 +34,7 @@ class Instance:
         lane: orders its calls; None if they may overlap.
         history: what its calls see of those made ahead; None if they may overlap.
         cls, name: the class, and its name.
-        number: its id in this process.
+        number: its id, which no object of another process has.
         error: what the constructor raised, if it did.
     """
 
@@ -52,7 +51,7 @@ class Instance:
         self.history = None if concurrent else History(*map(self._hook, state or ()))
         self._shows_state = state and state[0]
         self.name = cls.__name__
-        self.number = next(_numbers)
+        self.number = uuid.uuid4().int
         self.cls = cls
         args, kwargs = _as_they_are((args, kwargs), {})
         self._recipe: Callable[[], object] | None = functools.partial(cls, *args, **kwargs)  # until it is constructed
