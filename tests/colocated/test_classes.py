@@ -874,6 +874,21 @@ def test_what_a_function_calls_comes_before_calls_behind_the_function(behind, is
     assert int(first) == 1
 
 
+def test_what_a_function_calls_comes_before_calls_on_other_streams_that_wait_for_it():
+    a, b = Colocated(0), Colocated(0)
+    add, add_b = (counter.add.specialize(out_specs_fn=lambda x: x) for counter in (a, b))
+
+    def outer(x):
+        wait_for(lambda: b._colocated_instance.lane.calls)
+        return add_b(x) + 0
+
+    first = colocated_python(outer, mode="stream", out_specs_fn=lambda x: x)(one)
+    add(one)
+    add.specialize(stream="s")(one)  # waits for the one before, which waits for the function
+    second = add_b.specialize(stream="s")(one * 10)
+    assert [int(first), int(second)] == [1, 11]
+
+
 def test_the_calls_of_an_object_are_as_if_the_functions_that_make_them_were_inlined():
     class Order:
         def __init__(self):
