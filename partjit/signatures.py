@@ -1,11 +1,13 @@
 """Whether a call fits the signature of a function, for those that do not call it at once."""
 
 import inspect
+import types
 from collections.abc import Mapping, Sequence
 
+from partjit.arguments import signature_of
 from partjit.render.numbers import counted
 
-__all__ = ["constructor_signature_of", "misfit"]
+__all__ = ["constructor_signature_of", "method_signature_of", "misfit"]
 
 
 def constructor_signature_of(cls: type) -> inspect.Signature | None:
@@ -17,6 +19,14 @@ def constructor_signature_of(cls: type) -> inspect.Signature | None:
         return inspect.signature(cls, follow_wrapped=False)
     except (ValueError, TypeError):  # of classes of C, and where `__signature__` is something else
         return None
+
+
+def method_signature_of(cls: type, name: str) -> inspect.Signature | None:
+    """The signature of a method, static method or class method as objects have it, or None if it has none."""
+    function = getattr(cls, name)
+    if isinstance(inspect.getattr_static(cls, name), types.FunctionType):
+        function = types.MethodType(function, cls)  # without its first parameter, whatever that is called
+    return signature_of(function)
 
 
 def misfit(

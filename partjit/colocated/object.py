@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Self, TypeVar, Unpack, overload
 
 from partjit._jax.types import PyTree
-from partjit.arguments import signature_of
 from partjit.checks import require, require_flag, require_synchronous, wrong_type
 from partjit.colocated.base import Colocated
 from partjit.colocated.definition import HostFunction, site_of_definition
@@ -18,7 +17,7 @@ from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
-from partjit.signatures import constructor_signature_of, misfit
+from partjit.signatures import constructor_signature_of, method_signature_of, misfit
 from partjit.structures import similar
 
 __all__ = ["colocated_python_class"]
@@ -72,10 +71,7 @@ class _Method(Colocated):
         return f"<colocated method {self._fun.__qualname__}>"
 
     def _bind(self, instance: Instance) -> ColocatedFunction:
-        signature = signature_of(self._fun)
-        if signature is not None and "self" in signature.parameters:
-            parameters = [p for name, p in signature.parameters.items() if name != "self"]
-            signature = signature.replace(parameters=parameters)
+        signature = method_signature_of(instance.cls, self._name)
         name = f"{instance.name}.{self._name}"
         require_synchronous("a method of a colocated class", name, self._fun)
         reference = (_method_of, (instance.number, instance.name, self._name))
@@ -112,19 +108,13 @@ class _Handle:
             Exception: what `close()` of the object raised; else the first failure of its calls that nobody has seen,
                 except of those of `concurrent` objects, or what the constructor raised.
         """
-        self._close()
+        _close(self._colocated_instance)
         lane, error = self._colocated_instance.lane, self._colocated_instance.error
         failures.raise_unseen(
             lambda failure: (
                 (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
             )
         )
-
-    def _close(self) -> None:
-        instance = self._colocated_instance
-        arrivals.settle(None)
-        lanes = [current_stream(), instance.lane]
-        scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +123,7 @@ class _Handle:
         if error is None:
             self.close()
         else:  # which says more than what its calls raised
-            self._close()
+            _close(self._colocated_instance)
 
     def __getattr__(self, name: str) -> NoReturn:
         missing = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -158,6 +148,12 @@ class _Handle:
 
     def __repr__(self) -> str:
         return f"<colocated {self._colocated_instance.name} object>"
+
+
+def _close(instance: Instance) -> None:
+    arrivals.settle(None)
+    lanes = [current_stream(), instance.lane]
+    scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
 
 def _handle_of(number: int, name: str) -> _Handle:

@@ -31,6 +31,7 @@ from partjit._jax.processes import DistributedRuntimeClient, distributed_client,
 from partjit._jax.shardings import DeviceList
 from partjit.checks import require, require_flag
 from partjit.colocated.code_objects import reduced_code
+from partjit.colocated.runtime.failures import add_note
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
 from partjit.pickling import device_of
@@ -79,7 +80,7 @@ def serialize(obj: object) -> bytes:
     except Exception as error:
         parts = uncopyable_parts(obj, _is_copyable)
         if parts:
-            error.add_note(f"this cannot be copied: {parts}. Make it inside of the function, or keep it in a module")
+            add_note(error, f"this cannot be copied: {parts}. Make it inside of the function, or keep it in a module")
         raise
     return hmac.digest(_group_key(), payload, "sha256") + payload
 
@@ -133,7 +134,7 @@ def copied(obj: _Value, what: str) -> _Value:
     try:
         data = serialize(obj)
     except Exception as error:
-        error.add_note(f"{what} are copied for its host")
+        add_note(error, f"{what} are copied for its host")
         raise
     return deserialize(data)
 

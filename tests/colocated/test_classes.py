@@ -493,6 +493,18 @@ def test_close_calls_the_objects_own_close():
         file.close()
 
 
+def test_an_object_is_closed_whatever_its_methods_are_called():
+    class Private(Counter):
+        def _close(self, x):
+            return self.add(x)
+
+    with colocated_python_class(Private)() as private:
+        assert int(private._close(one)) == 1
+    assert log() == ["made", "gone"]
+    with pytest.raises(RuntimeError, match="this Private was closed"):
+        private.add(one)
+
+
 @pytest.mark.system
 def test_objects_left_at_exit_are_destroyed():
     from tests.colocated.runtime.test_errors import run
@@ -556,6 +568,22 @@ def test_an_object_captured_by_a_function_is_the_same_object():
     gc.collect()
     with pytest.raises(ValueError, match="this colocated Counter object is not one of this process, or is gone"):
         colocated.deserialize(data)
+
+
+@pytest.mark.system
+def test_an_object_of_another_process_is_none_of_this_one():
+    from tests.colocated.runtime.test_errors import run
+
+    program = """
+        class C:
+            def f(self, x):
+                return x
+        c = colocated.colocated_python_class(C)()
+    """
+    _, data, _ = run(f"{program}    print(colocated.serialize(c).hex())")
+    code, _, err = run(f"{program}    colocated.deserialize(bytes.fromhex('{data.strip()}'), authenticate=False)")
+    assert code == 1
+    assert "ValueError: this colocated C object is not one of this process, or is gone" in err
 
 
 def test_a_method_captured_by_a_function_is_that_of_its_object():
@@ -661,6 +689,30 @@ def test_plain_functions_are_exposed_and_data_is_not():
 def test_arguments_of_methods_are_named_as_parameters():
     with pytest.raises(ValueError, match=r"only supports jax.Array.* at x\['deep'\] of Counter.add"):
         Colocated(0).add({"deep": jax.ShapeDtypeStruct((), np.int32)})
+
+
+@pytest.mark.parametrize("isolate", [None, "process"])
+@pytest.mark.parametrize("name", ["of_object", "of_nothing", "of_class"])
+def test_arguments_are_named_whatever_the_first_parameter_is_called(name, isolate):
+    class Named:
+        def of_object(this, first, second):
+            return first
+
+        @staticmethod
+        def of_nothing(self, second):
+            return self
+
+        @classmethod
+        def of_class(kind, first, second):
+            return first
+
+    names = [*inspect.signature(getattr(Named(), name)).parameters]
+    method = getattr(colocated_python_class(Named, isolate=isolate)(), name)
+    for i in range(2):
+        args = [one, one]
+        args[i] = threading.Lock() if isolate else jax.ShapeDtypeStruct((), np.int32)
+        with pytest.raises((ValueError, TypeError), match=rf"{names[i]} of Named.{name}\b"):
+            method(*args)
 
 
 def test_a_method_that_returns_before_it_has_run_is_refused_when_it_is_used():
@@ -822,6 +874,69 @@ def test_methods_may_call_methods_of_other_objects_and_of_their_own():
     first = Chain(Chain(last))
     for _ in range(3):
         assert int(first.work(one)) == 4
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+@pytest.mark.parametrize("behind", ["a call", "an inline call", "a program", "a loop"])
+def test_what_a_function_calls_comes_before_calls_behind_the_function(behind, is_waited_for):
+    counter = Colocated(0)
+    add = counter.add.specialize(out_specs_fn=lambda x: x)
+
+    def outer(x):
+        wait_for(lambda: counter._colocated_instance.lane.calls)
+        added = add(x)
+        return added + 0 if is_waited_for else x
+
+    first = colocated_python(outer, mode="stream", out_specs_fn=lambda x: x)(one)
+    ways = {
+        "a call": add,
+        "an inline call": counter.add.specialize(mode="inline"),
+        "a program": pjit(lambda x: add(x) + 0),
+        "a loop": pjit(lambda x: jax.lax.fori_loop(0, 2, lambda _, x: add(x), x)),
+    }
+    assert int(ways[behind](one * 10)) == (22 if behind == "a loop" else 11)
+    assert int(first) == 1
+
+
+def test_what_a_function_calls_comes_before_calls_on_other_streams_that_wait_for_it():
+    a, b = Colocated(0), Colocated(0)
+    add, add_b = (counter.add.specialize(out_specs_fn=lambda x: x) for counter in (a, b))
+
+    def outer(x):
+        wait_for(lambda: b._colocated_instance.lane.calls)
+        return add_b(x) + 0
+
+    first = colocated_python(outer, mode="stream", out_specs_fn=lambda x: x)(one)
+    add(one)
+    add.specialize(stream="s")(one)  # waits for the one before, which waits for the function
+    second = add_b.specialize(stream="s")(one * 10)
+    assert [int(first), int(second)] == [1, 11]
+
+
+def test_the_calls_of_an_object_are_as_if_the_functions_that_make_them_were_inlined():
+    class Order:
+        def __init__(self):
+            self.noted = []
+
+        def note(self, x):
+            self.noted.append(int(x))
+
+        def all(self, x):
+            return np.int32(self.noted)
+
+    order = colocated_python_class(Order)()
+    note = order.note.specialize(out_specs_fn=lambda x: None)
+
+    def outer(x):
+        for i in range(3):
+            note(10 * x + i)
+            time.sleep(0.0005)  # in which calls behind this one are made
+
+    f = colocated_python(outer, out_specs_fn=lambda x: None)
+    for i in range(20):
+        f(jnp.int32(i))
+        note(jnp.int32(10 * i + 3))
+    assert order.all(one).tolist() == [10 * i + j for i in range(20) for j in range(4)]
 
 
 @sees("several threads", "two modes")

@@ -18,7 +18,7 @@ from partjit._jax.types import PyTree
 from partjit.colocated.isolation.messages import definition_of, dumps, pack
 from partjit.colocated.isolation.process import Died, WorkerProcess
 from partjit.colocated.runtime.call import current_calls
-from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.failures import add_note, call_site
 from partjit.colocated.runtime.in_specs import argument_paths
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.uncopyable import uncopyable_parts
@@ -85,10 +85,10 @@ def pickled(value: object, what: str) -> bytes:
     try:
         return definition_of(value)
     except Exception as error:
-        error.add_note(f"{what} are copied for a worker process")
+        add_note(error, f"{what} are copied for a worker process")
         parts = uncopyable_parts(value, _can_be_pickled)
         if parts:
-            error.add_note(f"this cannot be copied: {parts}. Make it inside of the function, or keep it in a module")
+            add_note(error, f"this cannot be copied: {parts}. Make it inside of the function, or keep it in a module")
         raise
 
 

@@ -1,14 +1,13 @@
 """Objects that live in worker processes: constructed there, used there, destroyed with their worker."""
 
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from partjit.arguments import signature_of
 from partjit.colocated.isolation.functions import died_text, packed_arguments, pickled
 from partjit.colocated.isolation.process import Died, WorkerProcess
 from partjit.errors import WorkerDiedError
+from partjit.signatures import method_signature_of
 
 __all__ = ["IsolatedObject"]
 
@@ -41,8 +40,7 @@ class IsolatedObject:
             raise
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        member = getattr(self.__cls, name)  # raises if there is none
-        signature = _without_self(signature_of(member))
+        signature = method_signature_of(self.__cls, name)  # raises if there is none
 
         def call(*args: Any, **kwargs: Any) -> Any:
             full = f"{self.__cls.__name__}.{name}"
@@ -62,9 +60,3 @@ class IsolatedObject:
                     how = f"the worker process of {self.__cls.__name__} (pid {self.__worker.pid}) {died.how}"
                 self.__loss = f"{how}: the state of the object is lost with it. Make another object"
         raise WorkerDiedError(self.__loss)
-
-
-def _without_self(signature: inspect.Signature | None) -> inspect.Signature | None:
-    if signature is None:
-        return None
-    return signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "self"])

@@ -84,6 +84,7 @@ class Call(Flag):
         entering: called at the moment it enters its lanes; if it returns False, the call does not enter them.
         turn: set when the call is first in all its lanes, if its caller waits to run it.
         is_brief: whether a thread that waits for it had better run it itself, and others need not hurry to.
+        may_overtake: whether it goes before calls that can only run when the one has ended that makes it.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
         number: those made later have larger ones.
         root: that of the outermost call that it is part of.
@@ -98,6 +99,7 @@ class Call(Flag):
         "entering",
         "is_brief",
         "lanes",
+        "may_overtake",
         "name",
         "number",
         "receivers",
@@ -116,6 +118,7 @@ class Call(Flag):
         if running:
             self._parent = running[-1]
             self.root = running[-1].root
+            self.may_overtake = True
 
     def _begin(self, name: str, site: Site | CodeSite, stream: Any, lanes: Sequence[Lane]) -> None:
         """Initializes a call that no other makes, without its body."""
@@ -127,7 +130,7 @@ class Call(Flag):
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
-        self.is_brief = False
+        self.is_brief = self.may_overtake = False
         self.waits: Sequence[Wait] = ()
         self._claims: list[object] = []  # the first one counts: appending is atomic
         self.is_set, self._waiting = False, []  # of a `Flag`

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from partjit.colocated.runtime.call import Call, Wait, current_calls
 from partjit.colocated.runtime.interrupts import Flag
 
-__all__ = ["wait_for", "would_never_end"]
+__all__ = ["wait_for", "waits_for_any", "would_never_end"]
 
 
 def wait_for(target: Call, flag: Flag, deadline: float | None = None) -> bool:
@@ -43,6 +43,11 @@ def _wait(wait: Wait, flag: Flag, deadline: float | None) -> bool:
 def would_never_end(target: Call) -> bool:
     """Whether waiting for the target here could never end."""
     return _comes_back(current_calls(), target)
+
+
+def waits_for_any(call: Call, others: Sequence[Call]) -> bool:
+    """Whether a call can only run, or end, when one of others has."""
+    return _comes_back(others, call)
 
 
 def _comes_back(here: Sequence[Call], target: Call) -> bool:

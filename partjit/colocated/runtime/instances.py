@@ -2,8 +2,8 @@
 
 import copy
 import functools
-import itertools
 import types
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ from partjit.colocated.serialization import copied
 __all__ = ["Instance", "destroy_all", "instance_of", "instances"]
 
 _Result = TypeVar("_Result")
-_numbers = itertools.count()
 
 
 class Instance:
@@ -34,8 +33,8 @@ class Instance:
     Attributes:
         lane: orders its calls; None if they may overlap.
         history: what its calls see of those made ahead; None if they may overlap.
-        name: the name of the class.
-        number: its id in this process.
+        cls, name: the class, and its name.
+        number: its id, which no object of another process has.
         error: what the constructor raised, if it did.
     """
 
@@ -52,8 +51,8 @@ class Instance:
         self.history = None if concurrent else History(*map(self._hook, state or ()))
         self._shows_state = state and state[0]
         self.name = cls.__name__
-        self.number = next(_numbers)
-        self._cls = cls
+        self.number = uuid.uuid4().int
+        self.cls = cls
         args, kwargs = _as_they_are((args, kwargs), {})
         self._recipe: Callable[[], object] | None = functools.partial(
             cls, *args, **kwargs
@@ -107,7 +106,7 @@ class Instance:
     def _constructed(self) -> Any:
         assert self._recipe is not None, "an object is constructed once"
         if self._is_isolated:
-            return IsolatedObject(self._recipe, self._cls)
+            return IsolatedObject(self._recipe, self.cls)
         return copied(self._recipe, f"{self.name} and the arguments of its constructor")()
 
     def method(self, name: str) -> Callable[..., PyTree]:

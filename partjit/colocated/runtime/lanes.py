@@ -1,16 +1,19 @@
 """Lanes: how calls enter and leave them.
 
 The calls of a lane run one at a time, in order. A call is in one lane or several (that of its stream, and that of the
-object whose method it is), and is to run when it is first in all of them. It enters all of them at once. Nothing here
-waits or runs a call: `scheduler` does, with what these functions say is first now.
+object whose method it is), and is to run when it is first in all of them. It enters all of them at once, behind the
+calls that are there; but a call made by another goes before those that wait for the end of that one. Nothing here waits
+or runs a call: `scheduler` does, with what these functions say is first now.
 """
 
+import bisect
 import collections
 import itertools
 import operator
 from collections.abc import Callable
 
-from partjit.colocated.runtime.call import NOBODY, Call, Lane
+from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
+from partjit.colocated.runtime.deadlocks import waits_for_any
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
 __all__ = [
@@ -72,6 +75,8 @@ def _append(call: Call) -> bool | Flag:
         _busy[lane] = None
         lane.calls.append(call)
         is_first = is_first and lane.calls[0] is call
+    if call.may_overtake:
+        is_first = _overtake(call) or is_first
     return is_first and not (call.claimant is None and _is_waited_for(call.lanes[0]))
 
 
@@ -95,6 +100,8 @@ def _append_for_another(call: Call) -> bool:
         others = [lane for lane in call.lanes if lane.calls]
         if not others and not _is_waited_for(first):
             return False
+    if call.may_overtake and any(_overtaken(call, lane) for lane in call.lanes):
+        return False
     if _is_given_up_entering(call):
         return True
     if len(call.lanes) == 1:
@@ -106,6 +113,42 @@ def _append_for_another(call: Call) -> bool:
     # C adds it to all: no interrupt comes in between, which would leave it in some.
     any(map(_append_to, [lane.calls for lane in call.lanes], itertools.repeat(call)))
     return True
+
+
+def _overtake(call: Call) -> bool:
+    """Moves a call that is last in its lanes to where it belongs; returns whether it is first in all of them now.
+
+    It stays the last one if it waits for one of those behind it then: for a call of another thread that waits for them.
+    """
+    overtaken = {lane: others for lane in call.lanes if (others := _overtaken(call, lane))}
+    if not overtaken:
+        return False
+    for lane, others in overtaken.items():
+        _move(call, lane, len(others))
+    # Looked at afterwards: who begins to wait meanwhile finds this call before them.
+    if waits_for_any(call, [other for others in overtaken.values() for other in others]):
+        for lane in overtaken:
+            _move(call, lane, 0)
+    return is_first(call)
+
+
+def _overtaken(call: Call, lane: Lane) -> list[Call]:
+    """The calls of an object, the last ones there, that can only run when the one has ended that makes a call.
+
+    As if that were inlined, this call comes before them.
+    """
+    if lane is call.stream:
+        return []
+    makers = current_calls()
+    there = [other for other in [*lane.calls] if other is not call]
+    begun = 1 if there and is_first(there[0]) else 0
+    return there[bisect.bisect_left(there, True, begun, key=lambda other: waits_for_any(other, makers)) :]
+
+
+def _move(call: Call, lane: Lane, behind: int) -> None:
+    """Moves a call so that as many are behind it: counted so, as the first one may leave the lane meanwhile."""
+    lane.calls.remove(call)
+    lane.calls.insert(-behind if behind else len(lane.calls), call)
 
 
 _append_to: Callable[[collections.deque[Call], Call], None] = collections.deque.append

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.journaling.identity import current_examples
+from partjit.colocated.runtime.failures import add_note
 from partjit.colocated.runtime.host_values import Destination
 from partjit.colocated.runtime.out_specs import OutSpecs
 
@@ -82,7 +83,7 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
                 for each, array in zip(stacks, own.fit_numpy(_as_numpy(result), examples.name), strict=True):
                     each[i] = array
         except Exception as error:
-            error.add_note(f"It was called for the example {i} of {size}, as jax.vmap has it")
+            add_note(error, f"It was called for the example {i} of {size}, as jax.vmap has it")
             raise
         finally:
             current_examples.set(outside)

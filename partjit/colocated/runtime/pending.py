@@ -141,6 +141,16 @@ class PendingArray(jax.Array):
             failure = error.failure
         return failure.raise_()
 
+    def _value_of_attribute(self) -> jax.Array:
+        """As `value`, where an AttributeError would say that this is no array, or that it has no such attribute."""
+        try:
+            return self.value()
+        except AttributeError as error:
+            raise RuntimeError(
+                f"the colocated call raised AttributeError, which here would say that its result has no such "
+                f"attribute: {error}"
+            ) from error
+
     def value_for_call(self) -> jax.Array:
         """As `value`, for a call that has this array as an argument: its failure is passed on, not raised.
 
@@ -220,7 +230,7 @@ class PendingArray(jax.Array):
         self._join()
         on_demand = self._on_demand
         if on_demand is None:
-            return self.value().block_until_ready()
+            return self._value_of_attribute().block_until_ready()
         if on_demand.source is not None:
             on_demand.source.block_until_ready()
         return self
@@ -331,7 +341,7 @@ def _forwarding(name: str, attribute: object) -> object:
     if isinstance(attribute, int):
         return attribute
     if not callable(attribute):
-        return property(lambda self: getattr(self.value(), name))
+        return property(lambda self: getattr(self._value_of_attribute(), name))
 
     def method(self: PendingArray, *args: object, **kwargs: object) -> object:
         return getattr(self.value(), name)(*args, **kwargs)

@@ -1,7 +1,8 @@
 """The scheduler: it runs the calls of each lane one after another.
 
 A call runs when it is first in all of its lanes. It enters all of them at once, so what it waits for always came before
-it, and the order alone cannot deadlock.
+it, and the order alone cannot deadlock. A call made by another may go before some that came earlier, but these wait for
+the end of the other one anyway.
 
 A signal handler may raise between any two steps of the main thread. So the operations on a call can be repeated, and
 they are watched (`Presence`): what an interrupt leaves undone, another thread does. To run a call or to give it up a

@@ -128,6 +128,27 @@ def test_stop_iteration_of_a_call_does_not_end_the_loop_of_its_caller(way):
         assert error.__traceback__ is not None
 
 
+@pytest.mark.parametrize("in_program", [False, True])
+def test_an_attribute_error_of_a_call_is_not_taken_for_one_of_its_result(in_program):
+    function = colocated_python(lambda x: x.nonsense, mode="stream", out_specs_fn=lambda x: x)
+    y = (partjit.pjit(function) if in_program else function)(one)
+    uses = (
+        jax.block_until_ready,
+        lambda y: jax.block_until_ready({"y": y}),
+        lambda y: y.block_until_ready(),
+        lambda y: y.T,
+        lambda y: y.at[...].set(1),
+        lambda y: hasattr(y, "addressable_shards"),
+    )
+    for use in uses:
+        with pytest.raises(RuntimeError, match=r"the colocated call raised AttributeError, which here .* 'nonsense'"):
+            use(y)
+    for use in (float, np.asarray, lambda y: y + 1):
+        with pytest.raises(AttributeError, match="nonsense"):
+            use(y)
+    assert not hasattr(y, "nonsense")
+
+
 def test_wait_raises_what_nobody_looked_at_once():
     failing()(one)
     with pytest.raises(OwnError):
@@ -557,7 +578,9 @@ def test_a_result_fails_exactly_if_a_call_before_it_in_its_data_failed(program):
     colocated.wait()
 
 
-def test_an_exception_that_cannot_be_changed_is_raised_as_it_is():
+@pytest.mark.parametrize("in_program", [False, True])
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+def test_an_exception_that_cannot_be_changed_is_raised_as_it_is(wrapped, in_program):
     @dataclasses.dataclass(frozen=True)
     class Frozen(Exception):
         code: int
@@ -565,9 +588,9 @@ def test_an_exception_that_cannot_be_changed_is_raised_as_it_is():
     def raise_it(x):
         raise Frozen(3)
 
-    y = colocated_python(raise_it, mode="stream", out_specs_fn=lambda x: x)(one)
+    function = wrapped(colocated_python(raise_it, mode="stream", out_specs_fn=lambda x: x))
     with pytest.raises(Exception, match="3") as caught:
-        y.block_until_ready()
+        jax.block_until_ready((partjit.pjit(function) if in_program else function)(jnp.ones(2)))
     assert type(caught.value).__name__ == "Frozen"
 
 
