@@ -186,7 +186,7 @@ class PlannedCompiled(_Stage):
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
         with given(objects):
-            return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
+            return runnable(placing_of(plan, leaves, self._program.mesh).apply(leaves), self.out_tree)
 
     def __repr__(self) -> str:
         return f"<compiled {repr(self.plan)[1:]}"
