@@ -48,7 +48,7 @@ from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.plan.ir.integers import computed_by_host
+from partjit.plan.ir.integers import computed_by_host, integer_of
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.passes.emit import handed_over, returned
@@ -57,7 +57,7 @@ from partjit.plan.passes.gather import gathered_calls
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
-from partjit.plan.run.counters import counting_along, given_numbers, is_number, reading_counters
+from partjit.plan.run.counters import counting_along, given_numbers, integer_of_counter, is_number
 from partjit.plan.run.direct import LeftToDispatch, left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.host_thread import running_in_host_thread
@@ -165,9 +165,8 @@ def link(
             run_fragment = _with_calls(emitting, emitted, dispatch, put)
         if lowered.fragment.by_one_device:
             on_device = partial(_by_one_device, dispatch)
-            run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device) or on_device
-            if not counters.isdisjoint(lowered.fragment.inputs):
-                run_fragment = reading_counters(run_fragment)
+            number_of = integer_of if counters.isdisjoint(lowered.fragment.inputs) else integer_of_counter
+            run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device, number_of) or on_device
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
             on_zeros = zeros_of(plan, lowered.fragment, sharding_of)
