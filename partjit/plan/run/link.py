@@ -260,7 +260,7 @@ def _dispatcher(
         return tuple(outs), fast_path, False
 
     name = f"{plan.name}_{lowered.fragment.name}"
-    function = make_cpp_function(dispatch, name, dispatch, ((), ()), object())
+    function = make_cpp_function(lambda *args: dispatch(*args)[0], name, dispatch, ((), ()), object())
     set_function_for_nans(function, jaxpr_as_fun(jaxpr) if is_repeatable else None, name)
     return function
 
