@@ -32,7 +32,7 @@ from partjit._jax.dispatch import (
     set_function_for_nans,
 )
 from partjit._jax.layouts import in_default_layouts
-from partjit._jax.meshes import EMPTY_MESH
+from partjit._jax.meshes import EMPTY_MESH, is_other_mesh_set, under_mesh
 from partjit._jax.moves import resharded
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
@@ -199,11 +199,14 @@ def link(
     late = read_after_calls(plan)
     with_events = direct.putting(refusing_deleted(observed(plan, code, name, dict(namespace)), plan, plan, late))
     execute = direct.putting(refusing_deleted(_defined(code, name, namespace), plan, plan, late))
+    is_other_set = is_other_mesh_set(mesh)
+    if is_other_set:  # functions compute with arrays over that of the program
+        execute, with_events = partial(_executed_under, mesh, execute), partial(_executed_under, mesh, with_events)
     if plan.in_host_thread and agreement is None:
         (device,) = device_list(default.sharding)
         execute, with_events = running_in_host_thread(device, execute), running_in_host_thread(device, with_events)
         return Run(plan, execute, with_events, agreement, namespace["wait"], direct, None)
-    remaining = after_first(plan) if agreement is None else None
+    remaining = after_first(plan) if agreement is None and not is_other_set else None
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
@@ -217,6 +220,11 @@ def _defined(code: CodeType, name: str, namespace: Mapping[str, Any]) -> Execute
     own = dict(namespace)
     exec(code, own)
     return own[name]
+
+
+def _executed_under(mesh: Mesh, execute: Execute, *args: Any) -> Sequence[jax.Array]:
+    with under_mesh(mesh):
+        return execute(*args)
 
 
 def _dispatcher(
