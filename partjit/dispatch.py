@@ -186,7 +186,7 @@ class CacheMiss:
                 self.letting_in.let_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
             self._agreement = attempt.runs(plan)
-            placing, run = plans.placing_of(plan, values), plans.runnable_of(plan, values, program.mesh)
+            placing, run = plans.placing_of(plan, values, program.mesh), plans.runnable_of(plan, values, program.mesh)
             if not moved and not program.consts:
                 self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
                 self.recent.remember(args, kwargs, program.in_tree, leaves, plan, placing, run, program.out_tree)

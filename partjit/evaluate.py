@@ -75,7 +75,7 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
         plan = plans.plan_of(values, **params)
         with plans.failing_everywhere(plan):
             run = plans.runnable_of(plan, values, params["mesh"])
-            return [*run(plans.placing_of(plan, values).apply(values), None)]
+            return [*run(plans.placing_of(plan, values, params["mesh"]).apply(values), None)]
     if are_pending(values):
         values = (*arguments.agreed_values(values, params["mesh"], params["name"]),)
     if USE_OF_DONATED_BUFFERS_CRASHES and any(params["donated_invars"]):

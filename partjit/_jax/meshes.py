@@ -90,6 +90,12 @@ def under_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
         yield
 
 
+def is_other_mesh_set(mesh: Mesh) -> bool:
+    """Whether `jax.set_mesh` has set another mesh: jax then refuses to compute with arrays over this one."""
+    set_mesh = mesh_lib.get_concrete_mesh()
+    return not set_mesh.empty and set_mesh != mesh
+
+
 def abstract_mesh() -> AbstractMesh | None:
     """The mesh of `jax.sharding.use_abstract_mesh`, where no mesh of devices is ambient and no axis is manual."""
     mesh = mesh_lib.get_abstract_mesh()

@@ -71,6 +71,27 @@ def test_the_number_of_the_first_state_is_read_and_no_other(reads, devices, dona
     assert [number for number, _ in rendezvous.logs["calls"]] == [2, 5]
 
 
+@pytest.mark.parametrize("has_64_bits", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_divisions_by_0_are_computed_of_the_array(dtype, has_64_bits, devices):
+    """By a device, for what they are depends on XLA; a Python integer would be of another type."""
+    with jax.enable_x64(has_64_bits):
+
+        def is_due(step):
+            return jax.lax.div(jnp.asarray(7, dtype), step) < 7
+
+        step, state = program(is_due=is_due), new_state(np.zeros((), dtype), devices)
+        assert "by the host" in str(step.plan(state, 0.5))
+        expected = []
+        for i in range(3):
+            expected += [i] * bool(jax.jit(is_due)(state["step"]))
+            state = step(state, 0.5)
+        colocated.wait()
+        assert [number for number, _ in rendezvous.logs["calls"]] == expected
+        assert expected[-1:] == [2]
+
+
 def test_accelerators_are_not_waited_for(reads, accelerators):
     mesh = partjit.Mesh(accelerators[:2], ("x",))
     with jax.set_mesh(mesh):

@@ -359,6 +359,35 @@ def test_meshes_with_explicit_axes(mesh, explicit):
         assert result.sharding.is_equivalent_to(NamedSharding(of_program, b), 1)
 
 
+@pytest.mark.parametrize("given", [X, 2.0, "uncommitted"], ids=["NumPy", "number", "uncommitted"])
+@pytest.mark.parametrize("specs", [{}, {"in_shardings": P(), "out_shardings": P()}], ids=["open", "stated"])
+def test_arguments_without_a_sharding_have_the_axes_that_calls_compute_on(mesh, given, specs):
+    """Under jax.set_mesh, jax refuses to compute with arrays over another mesh than that."""
+    explicit = jax.make_mesh((2, 2), ("data", "model"), devices=mesh.devices.flat)
+    given = jnp.asarray(X) if isinstance(given, str) else given
+    call = colocated_python(lambda x: 2 * x, out_specs_fn=lambda x: x)
+    program = pjit(lambda x: call(x) + 1, **specs)
+    with jax.set_mesh(explicit):
+        np.testing.assert_array_equal(program(given), 2 * np.float32(given) + 1)
+        if given is X:  # an array has a sharding when it is lowered
+            np.testing.assert_array_equal(program.lower(X).compile()(X), DOUBLED)
+
+
+@pytest.mark.parametrize("types", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_functions_compute_on_the_mesh_of_the_program_whatever_jax_has_set(mesh, mode, types):
+    """Its specs bring one along, or it was compiled for one."""
+    other = jax.make_mesh((8,), ("x",), axis_types=(types,))
+    call = colocated_python(lambda x: 2 * x, out_specs_fn=lambda x: x, mode=mode)
+    spec = NamedSharding(mesh, P("data"))
+    program = pjit(lambda x: call(x) + 1, in_shardings=spec)
+    compiled = program.lower(X).compile()
+    for run in (program, compiled, compiled, program):
+        with jax.set_mesh(other):
+            np.testing.assert_array_equal(run(X), DOUBLED)
+        np.testing.assert_array_equal(run(X), DOUBLED)
+
+
 @pytest.mark.parametrize("is_open", [False, True], ids=["stated", "left open"])
 def test_shards_of_accelerators_are_shards_of_an_eager_call(accelerators, is_open):
     mesh = partjit.Mesh(np.array(accelerators).reshape(2, 2), ("data", "model"))

@@ -155,6 +155,24 @@ def test_under_disable_jit_the_mesh_is_that_of_the_program_wherever_it_comes_fro
     assert len(rendezvous.logs["seen"]) == 4
 
 
+@pytest.mark.parametrize("where", ["compiled ahead of time", "in a jaxpr", "linearized"])
+def test_under_disable_jit_a_program_that_is_one_already_runs_as_such(double, where):
+    """Its fragment has three results, as many as what tells C++ how to dispatch it."""
+    triple = pjit(lambda x: (double(x) + 1, x - 1, double(x) - 2))
+    if where == "in a jaxpr":
+        run = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(triple)(X))
+    elif where == "linearized":
+        double.defjvp(lambda primals, tangents: (double(*primals), double(*tangents)))
+        run = jax.linearize(triple, X)[1]
+    else:
+        run = triple.lower(X).compile()
+    shift = (0, 0, 0) if where == "linearized" else (1, -1, -2)
+    with jax.disable_jit():
+        results = run(X)
+    for result, factor, added in zip(results, (2, 1, 2), shift, strict=True):
+        np.testing.assert_array_equal(result, factor * X + added)
+
+
 def test_under_disable_jit_without_a_mesh_calls_are_where_the_arguments_are(double):
     load = colocated_python(lambda: jnp.ones(8), out_specs=jax.ShapeDtypeStruct((8,), np.float32))
     f = pjit(lambda x: double(x) + load())

@@ -113,16 +113,16 @@ def _unsharded_in_front(x: jax.Array) -> jax.Array:
 
 def _sharded_in_front(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """A stack whose type says that the batch is sharded over Explicit axes, as it says of the arguments."""
-    own = jax.typeof(x).sharding
-    return jax.sharding.reshard(x, own.update(spec=PartitionSpec(axes, *own.spec[1:])))
+    mesh = jax.sharding.get_abstract_mesh()  # which the type of a result without a sharding does not have
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(axes, *jax.typeof(x).sharding.spec[1:])))
 
 
 def _batched(
     callee: Callee, method: VmapMethod, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData
 ) -> Callee:
     axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
-    in_avals = tuple(map(abstractify, args))
-    return callee.derived((*batched, axis_data.size, axes), lambda: _make(callee, method, in_avals, batched, axis_data))
+    in_avals, key = tuple(map(abstractify, args)), (*batched, axis_data.size, axes, jax.sharding.get_abstract_mesh())
+    return callee.derived(key, lambda: _make(callee, method, in_avals, batched, axis_data))
 
 
 def _make(
@@ -152,6 +152,9 @@ def _make(
     )
     # Shardings of results known from an earlier call do not apply to a batch of them.
     out_shardings = tuple(insert(s if options.has_out_specs else None, True, "out_specs") for s in callee.out_shardings)
+    if axis_data.explicit_mesh_axis:  # each type says how the batch is sharded
+        of_batch = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(tuple(axis_data.explicit_mesh_axis)))
+        out_avals = tuple(aval.update(sharding=of_batch) for aval in out_avals)
     out_avals = tuple(typed_by(aval, sharding) for aval, sharding in zip(out_avals, out_shardings, strict=True))
     in_specs = InSpecs([*map(struct_of, in_avals, in_shardings)], callee.in_tree)
     out_specs = jax.tree.unflatten(callee.out_tree, [*map(struct_of, out_avals, out_shardings)])

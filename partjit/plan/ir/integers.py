@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from partjit._jax.jaxprs import Atom, called_jaxpr, type_of
 from partjit._jax.to_numpy import as_numpy
 
-__all__ = ["computed_by_host", "is_computed_by_host", "on_python_integers"]
+__all__ = ["computed_by_host", "integer_of", "is_computed_by_host", "on_python_integers"]
 
 _Function = Callable[..., Sequence[Any]]
 
@@ -24,13 +24,29 @@ def _refused(*args: Any) -> Sequence[Any]:
     raise TypeError(f"expected integers in the ranges of their types, and no division by 0; got {args}")
 
 
-def computed_by_host(jaxpr: ClosedJaxpr, otherwise: _Function = _refused) -> _Function | None:
+def integer_of(arg: Any) -> int | None:
+    """A number in Python, in NumPy, in an array, or as the `number` of an argument of the host; None for others."""
+    if isinstance(arg, int):  # a boolean as well
+        return arg
+    number = getattr(arg, "number", None)
+    if number is None:
+        array = as_numpy(arg)
+        if array.ndim or array.dtype.kind not in "biu":
+            return None
+        number = array.item()
+    return number if isinstance(number, int) else None
+
+
+def computed_by_host(
+    jaxpr: ClosedJaxpr, otherwise: _Function = _refused, number_of: Callable[[Any], int | None] = integer_of
+) -> _Function | None:
     """A function of integers that returns what a jaxpr computes of them, as Python has it.
 
     Args:
         jaxpr: the closed jaxpr, of arguments without dimensions.
         otherwise: computes it of what is no such integer, and where something is divided by 0, or raises; by default it
             raises.
+        number_of: the integer that an argument is; None if it is none.
 
     Returns:
         None if the jaxpr has other operations or types than are known here.
@@ -50,7 +66,7 @@ def computed_by_host(jaxpr: ClosedJaxpr, otherwise: _Function = _refused) -> _Fu
     def run(*args: Any) -> Sequence[Any]:
         numbers = []
         for arg, (low, high) in zip(args, limits, strict=True):
-            number = _integer(arg)
+            number = number_of(arg)
             if number is None or not low <= number <= high:
                 return otherwise(*args)
             numbers.append(number)
@@ -107,19 +123,6 @@ def _integer_type(aval: Any) -> np.dtype[Any]:
 
 def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
     return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-
-
-def _integer(arg: Any) -> int | None:
-    """A number in Python, in NumPy, in an array, or as the `number` of an argument of the host; None for others."""
-    if isinstance(arg, int):  # a boolean as well
-        return arg
-    number = getattr(arg, "number", None)
-    if number is None:
-        array = as_numpy(arg)
-        if array.ndim or array.dtype.kind not in "biu":
-            return None
-        number = array.item()
-    return number if isinstance(number, int) else None
 
 
 def _wrapped(text: str, dtype: np.dtype[Any]) -> str:

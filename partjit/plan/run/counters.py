@@ -14,11 +14,11 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import ArrayImpl, item_of
 from partjit.colocated.runtime.host_values import Destination
-from partjit.plan.ir.integers import computed_by_host, on_python_integers
+from partjit.plan.ir.integers import computed_by_host, integer_of, on_python_integers
 from partjit.plan.ir.nodes import Value
 from partjit.plan.ir.plan import Counted
 
-__all__ = ["counting_along", "given_numbers", "is_number", "reading_counters"]
+__all__ = ["counting_along", "given_numbers", "integer_of_counter", "is_number"]
 
 
 class _Number(weakref.ref[ArrayImpl]):
@@ -65,13 +65,9 @@ def is_number(value: Value) -> bool:
     return value.aval.shape == () and isinstance(value.aval.dtype, np.dtype) and value.aval.dtype.kind in "biuf"
 
 
-def reading_counters(compute: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """A function of what the host computes, of arrays in place of their numbers."""
-
-    def run(*args: Any) -> Sequence[Any]:
-        return compute(*map(_number_or_itself, args))
-
-    return run
+def integer_of_counter(arg: Any) -> int | None:
+    """As `integer_of`, of arrays as well whose numbers the host knows."""
+    return integer_of(_number_or_itself(arg))
 
 
 def given_numbers(

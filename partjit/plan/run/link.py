@@ -32,7 +32,7 @@ from partjit._jax.dispatch import (
     set_function_for_nans,
 )
 from partjit._jax.layouts import in_default_layouts
-from partjit._jax.meshes import EMPTY_MESH
+from partjit._jax.meshes import EMPTY_MESH, is_other_mesh_set, under_mesh
 from partjit._jax.moves import resharded
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
@@ -48,7 +48,7 @@ from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.plan.ir.integers import computed_by_host
+from partjit.plan.ir.integers import computed_by_host, integer_of
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.passes.emit import handed_over, returned
@@ -57,7 +57,7 @@ from partjit.plan.passes.gather import gathered_calls
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
-from partjit.plan.run.counters import counting_along, given_numbers, is_number, reading_counters
+from partjit.plan.run.counters import counting_along, given_numbers, integer_of_counter, is_number
 from partjit.plan.run.direct import LeftToDispatch, left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.host_thread import running_in_host_thread
@@ -165,9 +165,8 @@ def link(
             run_fragment = _with_calls(emitting, emitted, dispatch, put)
         if lowered.fragment.by_one_device:
             on_device = partial(_by_one_device, dispatch)
-            run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device) or on_device
-            if not counters.isdisjoint(lowered.fragment.inputs):
-                run_fragment = reading_counters(run_fragment)
+            number_of = integer_of if counters.isdisjoint(lowered.fragment.inputs) else integer_of_counter
+            run_fragment = computed_by_host(lowered.fragment.jaxpr, on_device, number_of) or on_device
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
             on_zeros = zeros_of(plan, lowered.fragment, sharding_of)
@@ -200,11 +199,14 @@ def link(
     late = read_after_calls(plan)
     with_events = direct.putting(refusing_deleted(observed(plan, code, name, dict(namespace)), plan, plan, late))
     execute = direct.putting(refusing_deleted(_defined(code, name, namespace), plan, plan, late))
+    is_other_set = is_other_mesh_set(mesh)
+    if is_other_set:  # functions compute with arrays over that of the program
+        execute, with_events = partial(_executed_under, mesh, execute), partial(_executed_under, mesh, with_events)
     if plan.in_host_thread and agreement is None:
         (device,) = device_list(default.sharding)
         execute, with_events = running_in_host_thread(device, execute), running_in_host_thread(device, with_events)
         return Run(plan, execute, with_events, agreement, namespace["wait"], direct, None)
-    remaining = after_first(plan) if agreement is None else None
+    remaining = after_first(plan) if agreement is None and not is_other_set else None
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
@@ -218,6 +220,11 @@ def _defined(code: CodeType, name: str, namespace: Mapping[str, Any]) -> Execute
     own = dict(namespace)
     exec(code, own)
     return own[name]
+
+
+def _executed_under(mesh: Mesh, execute: Execute, *args: Any) -> Sequence[jax.Array]:
+    with under_mesh(mesh):
+        return execute(*args)
 
 
 def _dispatcher(
@@ -261,7 +268,7 @@ def _dispatcher(
         return tuple(outs), fast_path, False
 
     name = f"{plan.name}_{lowered.fragment.name}"
-    function = make_cpp_function(dispatch, name, dispatch, ((), ()), object())
+    function = make_cpp_function(lambda *args: dispatch(*args)[0], name, dispatch, ((), ()), object())
     set_function_for_nans(function, jaxpr_as_fun(jaxpr) if is_repeatable else None, name)
     return function
 

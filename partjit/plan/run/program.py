@@ -34,6 +34,7 @@ from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for, failing_everywhere, moving_with_all
 from partjit.plan.run.link import LoweredFragment, compile_fragments, link, lower_fragment
+from partjit.plan.run.moving import typed_on
 from partjit.plan.run.run import Run
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
@@ -181,8 +182,8 @@ class Placing:
         return placed
 
 
-def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
-    """What has to be done with arguments like these."""
+def placing_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Placing:
+    """What has to be done with arguments like these, in a program on the user's mesh."""
     readers: dict[Value, list[Node]] = {}
     for node in walk(plan.nodes):
         if isinstance(node, Fragment) and node.by_one_device:  # which takes what there is
@@ -191,7 +192,7 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
             readers.setdefault(value, []).append(node)
     for_calls = _read_by_calls_alone(plan)
     moves, waits = [], []
-    default = default_sharding_for(plan, args).sharding
+    default = typed_on(mesh, default_sharding_for(plan, args).sharding)
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
         by_call = any(not isinstance(node, Fragment) for node in nodes)
@@ -207,7 +208,7 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
         is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
         # The dispatch of an executable places what had no place, and once is enough.
         if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
-            moves.append(Move(i, value.aval, value.sharding, value in for_calls, is_host_value(arg)))
+            moves.append(Move(i, value.aval, typed_on(mesh, value.sharding), value in for_calls, is_host_value(arg)))
     resharded = [
         f"{move.position}: {move.aval.str_short()} from {arg.sharding} of {ids_of(arg.sharding)} to {move.sharding}"
         for move in moves

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax.interpreters.mlir import LoweringParameters
 
 from partjit._jax.compiling import output_shardings
+from partjit._jax.meshes import is_other_mesh_set, under_mesh
 from partjit._jax.shardings import UnspecifiedValue, or_none
 from partjit._jax.tracing import abstractify, refuse_high_types
 from partjit._jax.types import PyTree
@@ -183,10 +184,10 @@ class PlannedCompiled(_Stage):
                 )
         require_values(leaves, self._program.arg_paths, self.plan.name)
         self._check_shardings(leaves)
-        plan = self._plan_of_caller()
-        runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
-        with given(objects):
-            return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
+        plan, mesh = self._plan_of_caller(), self._program.mesh
+        with under_mesh(mesh) if is_other_mesh_set(mesh) else contextlib.nullcontext(), given(objects):
+            runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, mesh)
+            return runnable(placing_of(plan, leaves, mesh).apply(leaves), self.out_tree)
 
     def __repr__(self) -> str:
         return f"<compiled {repr(self.plan)[1:]}"

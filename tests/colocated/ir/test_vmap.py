@@ -576,3 +576,18 @@ def test_examples_that_a_function_keeps_stay_as_they_are_though_the_batch_is_don
             x = program(x)
     colocated.wait()
     np.testing.assert_array_equal(np.stack(rendezvous.logs["kept"]), np.concatenate([first + k for k in range(4)]))
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["one call", "calls in a loop"])
+@pytest.mark.parametrize("method", METHODS)
+def test_results_without_a_sharding_have_the_batch_over_explicit_axes(method, keys):
+    call = colocated_python(lambda _, x: 2 * np.asarray(x), arrays="jax", out_specs_fn=lambda _, x: like(x))
+    call = call.specialize(vmap_method=method)
+    given = jax.random.split(jax.random.key(0), 4) if keys else X
+    program = pjit(jax.vmap(lambda k, x: call(k, x) + x), in_shardings=P("x"))
+    for size in (4, 2):
+        mesh = jax.make_mesh((size,), ("x",), devices=jax.devices()[:size])
+        with jax.set_mesh(mesh):
+            result = program(given, X)
+        np.testing.assert_array_equal(result, 3 * X)
+        assert result.sharding == jax.sharding.NamedSharding(mesh, P("x", None))
