@@ -176,21 +176,37 @@ def needs_of(
     ]
     out_bytes = [nbytes for _, nbytes in results]
     flags = zip(in_bytes, donated, strict=True)
-    reused = _reused([nbytes for nbytes, is_donated in flags if is_donated and nbytes], out_bytes)
+    given = [nbytes for nbytes, is_donated in flags if is_donated and nbytes]
+    aliased = _reused(given, out_bytes)
+    reused = _reused(given, [min(size(var), nbytes) for var, nbytes in results])  # before anything is gathered
     at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), reused)
     computed = sum(_computed(body, var, size(var), nbytes) for var, nbytes in results)
-    peak = arguments + max(computed + at_peak.total, sum(out_bytes)) - reused
+    peak = max(arguments + computed - reused + at_peak.total, arguments + sum(out_bytes) - aliased)
     bounds = range_of(skeleton, peak, at_peak, (collectives, moves), size, is_cpu)
-    return Needs(arguments, sum(out_bytes), reused, peak, at_peak, bounds)
+    return Needs(arguments, sum(out_bytes), aliased, peak, at_peak, bounds)
 
 
 def _computed(body: Body, var: Variable, nbytes: int, returned: int) -> int:
     """The bytes of a result before what gathers it, which is among the temporaries, and of the shard that is returned.
 
-    No more is computed than that shard, as of `jnp.zeros`, unless a constraint says so.
+    Of an argument, and of what is made of literals, no more is there than that shard.
     """
-    is_constrained = var in body.makers and body.makers[var].name == "sharding_constraint"
-    return nbytes + returned if is_constrained and nbytes > returned else min(nbytes, returned)
+    if nbytes <= returned:
+        return nbytes
+    return returned if var not in body.makers or _is_generated(body, var) else nbytes + returned
+
+
+def _is_generated(body: Body, var: Variable) -> bool:
+    """Whether a value is made of literals and smaller values, as `jnp.zeros` and `jnp.eye` are."""
+    pending, seen, size = [var], {var}, math.prod(var.shape)
+    while pending:
+        maker = body.makers.get(pending.pop())
+        if maker is None:
+            return False
+        operands = {atom for atom in maker.invars if isinstance(atom, Variable) and math.prod(atom.shape) >= size}
+        pending += operands - seen
+        seen |= operands
+    return True
 
 
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
