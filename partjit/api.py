@@ -78,7 +78,7 @@ class _Stages:
 
 
 def pjit(
-    fun: Function | None = None,
+    fun: Function | UnspecifiedValue = UNSPECIFIED,
     in_axis_resources: PyTree = UNSPECIFIED,
     out_axis_resources: PyTree = UNSPECIFIED,
     static_argnums: int | Sequence[int] = (),
@@ -206,7 +206,7 @@ def pjit(
         "agree": agree,
         "search": search,
     }
-    if fun is None:
+    if isinstance(fun, UnspecifiedValue):
         return functools.partial(pjit, **options)
     check_callable(fun)
     in_name, in_tree = _one_of("in_axis_resources", in_axis_resources, "in_shardings", in_shardings)

@@ -784,7 +784,7 @@ def test_unhashable_static_arguments(mesh):
         by_name(np.ones(8), n=[1])
 
 
-@pytest.mark.parametrize("value", [3, "f", [lambda: 1]])
+@pytest.mark.parametrize("value", [3, "f", [lambda: 1], None])
 def test_what_is_not_callable(value):
     with pytest.raises(TypeError, match="Expected a callable value, got"):
         pjit(value)

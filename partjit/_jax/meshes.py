@@ -188,8 +188,9 @@ def _publish_entered_meshes() -> None:
     resources = mesh_lib.thread_resources
     resources.env = resources.stack[-1]
     # This is part of the key of every cache of jax's. It has to tell which mesh is innermost, so unlike jax's it names
-    # empty meshes, which shadow others, and what `jax.set_mesh` had set when a mesh was entered.
-    set_before = {depth: mesh for depth, mesh in _entered.records if not mesh.empty}
+    # empty meshes, which shadow others, and what `jax.set_mesh` had set when a mesh was entered, even if that is none:
+    # of a `with` of jax's own mesh and of a `jax.set_mesh` inside of ours nothing else would be different.
+    set_before = dict(_entered.records)
     config.mesh_context_manager.set_local(
         tuple(
             (env.physical_mesh, set_before[depth]) if depth in set_before else env.physical_mesh

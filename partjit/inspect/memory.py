@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from partjit._jax.compiling import MeshExecutable
@@ -17,7 +17,7 @@ from partjit.inspect.equation_moves import moves_by_equation
 from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.memory_range import Range, range_of
 from partjit.inspect.propagation import Partitioned
-from partjit.inspect.skeleton import Skeleton, Variable, skeleton_of
+from partjit.inspect.skeleton import Body, Skeleton, Variable, skeleton_of
 from partjit.render.numbers import shown_bytes
 from partjit.shardy import TensorSharding
 
@@ -126,7 +126,8 @@ def estimate_memory(
     """
     inlined, mesh = partitioned.inlined, partitioned.unit.mesh
     is_cpu = mesh.empty or platform_of(mesh) == "cpu"
-    found = needs_of(skeleton_of(inlined), inlined.shardings, donated, collectives, moves, is_cpu)
+    returned = partitioned.result_shardings
+    found = needs_of(skeleton_of(inlined), inlined.shardings, returned, donated, collectives, moves, is_cpu)
     return Memory(
         partitioned.unit.name,
         found.arguments,
@@ -135,7 +136,7 @@ def estimate_memory(
         found.peak,
         True,
         found.at_peak.saved,
-        found.at_peak.others,
+        max(0, found.peak - found.arguments - found.results + found.donated - found.at_peak.saved),
         found.bounds.reasons,
         found.bounds.at_least,
         found.bounds.at_most,
@@ -146,12 +147,16 @@ def estimate_memory(
 def needs_of(
     skeleton: Skeleton,
     shardings: Mapping[int, TensorSharding],
+    returned: Sequence[TensorSharding],
     donated: Sequence[bool],
     collectives: Iterable[Collective],
     moves: Iterable[UnknownMove],
     is_cpu: bool,
 ) -> Needs:
-    """What a program needs with these shardings of its values, by their numbers; see `estimate_memory`."""
+    """What a program needs with these shardings of its values, by their numbers, and of what it returns.
+
+    See `estimate_memory`.
+    """
     shard, known = functools.cache(_shard_bytes), dict[Variable, int]()
 
     def size(var: Variable) -> int:
@@ -164,13 +169,44 @@ def needs_of(
     body, collectives = skeleton.body, [*collectives]
     in_bytes = [size(var) if is_passed else 0 for var, is_passed in zip(body.invars, skeleton.passed, strict=True)]
     arguments = sum(in_bytes) + sum(map(size, body.constvars))
-    results = [var for var in body.outvars if isinstance(var, Variable)]
-    flags = zip(body.invars, in_bytes, donated, strict=True)
-    reused = _reused([var for var, nbytes, is_donated in flags if is_donated and nbytes], results, size)
+    results = [
+        (var, shard(var.shape, var.itemsize, sharding))
+        for var, sharding in zip(body.outvars, returned, strict=True)
+        if isinstance(var, Variable)
+    ]
+    out_bytes = [nbytes for _, nbytes in results]
+    flags = zip(in_bytes, donated, strict=True)
+    given = [nbytes for nbytes, is_donated in flags if is_donated and nbytes]
+    aliased = _reused(given, out_bytes)
+    reused = _reused(given, [min(size(var), nbytes) for var, nbytes in results])  # before anything is gathered
     at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), reused)
-    peak = arguments + sum(map(size, results)) - reused + at_peak.total
+    computed = sum(_computed(body, var, size(var), nbytes) for var, nbytes in results)
+    peak = max(arguments + computed - reused + at_peak.total, arguments + sum(out_bytes) - aliased)
     bounds = range_of(skeleton, peak, at_peak, (collectives, moves), size, is_cpu)
-    return Needs(arguments, sum(map(size, results)), reused, peak, at_peak, bounds)
+    return Needs(arguments, sum(out_bytes), aliased, peak, at_peak, bounds)
+
+
+def _computed(body: Body, var: Variable, nbytes: int, returned: int) -> int:
+    """The bytes of a result before what gathers it, which is among the temporaries, and of the shard that is returned.
+
+    Of an argument, and of what is made of literals, no more is there than that shard.
+    """
+    if nbytes <= returned:
+        return nbytes
+    return returned if var not in body.makers or _is_generated(body, var) else nbytes + returned
+
+
+def _is_generated(body: Body, var: Variable) -> bool:
+    """Whether a value is made of literals and smaller values, as `jnp.zeros` and `jnp.eye` are."""
+    pending, seen, size = [var], {var}, math.prod(var.shape)
+    while pending:
+        maker = body.makers.get(pending.pop())
+        if maker is None:
+            return False
+        operands = {atom for atom in maker.invars if isinstance(atom, Variable) and math.prod(atom.shape) >= size}
+        pending += operands - seen
+        seen |= operands
+    return True
 
 
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
@@ -178,9 +214,9 @@ def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding
     return math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False)) * itemsize
 
 
-def _reused(donated: Iterable[Variable], results: Iterable[Variable], size: Callable[[Variable], int]) -> int:
+def _reused(donated: Iterable[int], results: Iterable[int]) -> int:
     """The bytes of donated arguments in whose memory results are: those of as many bytes on a device."""
-    matched = collections.Counter(map(size, results)) & collections.Counter(map(size, donated))
+    matched = collections.Counter(results) & collections.Counter(donated)
     return sum(nbytes * count for nbytes, count in matched.items())
 
 

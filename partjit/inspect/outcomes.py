@@ -119,7 +119,7 @@ def _outcome(facts: Facts, after: Propagated) -> Outcome:
     of_values, results, prediction = after
     mesh = facts.origin.mesh
     is_cpu = mesh.empty or platform_of(mesh) == "cpu"
-    needs = needs_of(facts.skeleton, of_values, facts.donated, *prediction, is_cpu)
+    needs = needs_of(facts.skeleton, of_values, results, facts.donated, *prediction, is_cpu)
     return Outcome(
         prediction,
         needs.peak,

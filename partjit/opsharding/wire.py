@@ -56,7 +56,7 @@ def from_proto(proto: Any) -> Tiling:
     """Parses an `OpSharding`. Raises UnrepresentableShardingError if its fields are inconsistent."""
     if proto.type.value != Kind.TILED:
         return from_bytes(proto.SerializeToString())  # it may be a named one
-    subgroups = (*[_kind(kind.value) for kind in proto.last_tile_dims],)
+    subgroups = tuple(map(_kind, proto.last_tile_dims))
     tiling = tiled(
         proto.tile_assignment_dimensions,
         subgroups or (Kind.REPLICATED,) * proto.replicate_on_last_tile_dim,

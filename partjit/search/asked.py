@@ -63,7 +63,9 @@ class AskedStep:
         after = after_change(lowered, self.facts, wanted, known)
         parts = self.work.parts(after.values, after.used(self.facts))
         seconds, expected = seconds_of_step(parts, *after.prediction, self.sizes, self.machine, self.overlap)
-        needs = needs_of(self.facts.skeleton, after.values, self.facts.donated, *after.prediction, self.is_cpu)
+        needs = needs_of(
+            self.facts.skeleton, after.values, after.results, self.facts.donated, *after.prediction, self.is_cpu
+        )
         none, inputs = TensorSharding.replicated(0), self.facts.skeleton.body.invars
         arguments = zip(self.facts.arguments, inputs, strict=True)
         # A key has more dimensions in the module than in the program.

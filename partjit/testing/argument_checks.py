@@ -1,5 +1,6 @@
 """What tests are given: specs, shapes, names and dtypes, checked and read."""
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
@@ -7,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 from partjit.checks import items_of, require, require_integer, require_text, wrong_type
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["axes_to_avoid", "axis_names_of", "mesh_shapes_of", "numeric_kind", "parsed_spec", "shape_of"]
+__all__ = ["axes_to_avoid", "axis_names_of", "mesh_shapes_of", "parsed_spec", "require_numeric", "shape_of"]
 
 
 def parsed_spec(
@@ -63,13 +64,12 @@ def axis_names_of(axis_names: object, most: int) -> list[tuple[str, ...]]:
     return found
 
 
-def numeric_kind(where: str, dtype: object) -> str:
-    """The kind of a numeric dtype, as NumPy has it; TypeError if it is not numeric."""
+def require_numeric(where: str, dtype: object) -> None:
+    """Raises TypeError if it is no dtype of numbers or flags."""
     expected = "the dtype of numbers or flags"
     try:
         found = np.dtype(require(where, "dtype", dtype, str | type | np.dtype, expected))
     except TypeError:
         raise wrong_type(where, "dtype", dtype, expected) from None
-    if found.kind not in "biufcV":  # types that NumPy does not know, as bfloat16, are of the kind V
+    if not (jnp.issubdtype(found, jnp.number) or jnp.issubdtype(found, jnp.bool_)):
         raise wrong_type(where, "dtype", dtype, expected)
-    return found.kind

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
@@ -62,8 +63,10 @@ def assert_same_meaning(
         reference: the function to compare with, by default `fun`; another one where `fun` itself has constraints or
             nested partitioned functions that are to be checked, or a `jax.shard_map`: with itself it agrees, whatever
             its shards compute, such as a sum that forgets the other devices or the same random numbers on each.
-        tolerance: the maximal difference relative to the greatest absolute value of an array; by default that of the
-            shortest float among the arguments and the result, 1e-4 for float32 and 2e-2 for shorter ones.
+        tolerance: the maximal difference relative to the greatest absolute value of an array, or to 1 where that is
+            less, which cancellation leaves nothing but errors of; by default that of the shortest float among the
+            arguments and the result, 1e-4 for float32 and 2e-2 for shorter ones. Where all results are small, scale
+            them up, or pass a smaller tolerance.
         custom_derivatives: whether the derivatives that a `jax.custom_vjp` or `jax.custom_jvp` in `fun` defines are
             compared with numerical ones, as part of the gradients; not where they differ on purpose, as those of
             straight-through estimators do.
@@ -180,7 +183,7 @@ class _Case:
                 for i, value in zip(floats, values, strict=True):
                     complete[i] = value
                 outs = jax.tree.leaves(fun(*jax.tree.unflatten(tree, complete)))
-                outs = [out for out in outs if jnp.issubdtype(out.dtype, jnp.inexact)]
+                outs = [jnp.asarray(out) for out in outs if jnp.issubdtype(jnp.result_type(out), jnp.inexact)]
                 return sum((_weighted(out) for out in outs), start=jnp.float32(0))
 
             return wrap(jax.grad(total))([jnp.asarray(leaves[i]) for i in floats])
@@ -230,13 +233,22 @@ class _Case:
         for what, axis in ways:
             copies = 1 if axis is None else self.mesh.shape[axis]
             batch, expected = _stacked(variations * copies), _stacked(one_by_one * copies)
+            is_batched: list[bool] = []
+
+            def observed(*args: object, is_batched: list[bool] = is_batched) -> object:
+                result = self._partitioned()(*args)
+                is_batched += [isinstance(leaf, Tracer) for leaf in jax.tree.leaves(result)]
+                return result
+
             try:
-                found = jax.vmap(self._partitioned(), spmd_axis_name=axis)(*batch)
+                found = jax.vmap(observed, spmd_axis_name=axis)(*batch)
             except Exception as error:
                 yield f"{what} raises {_show(error)}"
                 continue
             yield from self._compare(what, expected, found)
-            yield from self._layout(what, found, self.out_specs, batch=() if axis is None else (axis,))
+            leaves, tree = jax.tree.flatten(found)  # what depends on no argument is repeated, and sharded as it is
+            placed = tree.unflatten([leaf if own else 0 for leaf, own in zip(leaves, is_batched, strict=True)])
+            yield from self._layout(what, placed, self.out_specs, batch=() if axis is None else (axis,))
 
     def _free_axis(self) -> str | None:
         """A mesh axis that no equation of the program uses, according to the printed jaxpr."""
@@ -254,7 +266,7 @@ class _Case:
                 yield f"{where} is {dtypes[1]}{list(np.shape(f))} instead of {dtypes[0]}{list(np.shape(e))}"
                 continue
             e, f = (_plain(value) for value in (e, f))
-            if e.dtype.kind in "iub":
+            if not jnp.issubdtype(dtypes[0], jnp.inexact):
                 if not np.array_equal(e, f):
                     yield f"{where} differs in {int((e != f).sum())} of {e.size} elements"
             else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -25,8 +26,8 @@ from partjit.opsharding import to_op_sharding
 from partjit.spec import MAX_RANK
 from partjit.testing.argument_checks import (
     axes_to_avoid,
-    numeric_kind,
     parsed_spec,
+    require_numeric,
     shape_of,
 )
 from partjit.testing.mesh_strategies import meshes
@@ -155,7 +156,7 @@ def shapes(
         divisible: whether the axes divide every dimension, or not some dimension. Where the spec names axes of size 1
             only, which divide any dimension, the example is rejected.
         min_ndim, max_ndim: of the rank; a spec may require more.
-        max_size: the maximal number of elements.
+        max_size: the maximal number of elements; a spec may require more.
 
     Raises:
         TypeError: `spec` is given without `mesh`, or an argument is of a wrong type.
@@ -186,7 +187,10 @@ def shapes(
     entries = [() if e in (None, P.UNCONSTRAINED) else tuple(e) if isinstance(e, tuple) else (e,) for e in spec]
     divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in entries]
     divisors += [1] * draw(st.integers(max(0, min_ndim - len(divisors)), max(0, max_ndim - len(divisors))))
-    shape = [divisor * draw(st.integers(1, 2)) for divisor in divisors]
+    shape = [*divisors]
+    for dim in range(len(shape)):
+        times = draw(st.integers(1, 2))
+        shape[dim] *= times if times * math.prod(shape) <= max_size else 1
     if not divisible:
         sharded = [dim for dim, divisor in enumerate(divisors) if divisor > 1]
         if not any(entries):
@@ -194,7 +198,10 @@ def shapes(
         if not sharded:
             reject()
         dim = draw(st.sampled_from(sharded))
-        shape[dim] += draw(st.integers(1, divisors[dim] - 1))
+        remainder = draw(st.integers(1, divisors[dim] - 1))
+        shape[dim] += remainder
+        if math.prod(shape) > max_size:
+            shape[dim] = remainder
     return tuple(shape)
 
 
@@ -264,7 +271,9 @@ def sharded_arrays(
     shape: Sequence[int] | None = None,
     dtype: DTypeLike = np.float32,
 ) -> jax.Array:
-    """Arrays committed to a mesh: floats between -1 and 1, small integers or flags, no two neighbours equal.
+    """Arrays committed to a mesh: floats between -1 and 1, small integers or flags.
+
+    No two neighbours are equal, along any dimension.
 
     Args:
         draw: given by hypothesis.
@@ -286,7 +295,7 @@ def sharded_arrays(
     """
     where = "sharded_arrays"
     chosen: Mesh = draw(meshes()) if mesh is None else require_mesh_type(where, "mesh", mesh)
-    kind = numeric_kind(where, dtype)
+    require_numeric(where, dtype)
     sizes: tuple[int, ...] = draw(shapes(spec=spec, mesh=chosen)) if shape is None else shape_of(where, shape)
     if spec is None:
         spec = draw(partition_specs(mesh=chosen, shape=sizes))
@@ -297,8 +306,21 @@ def sharded_arrays(
     count = math.prod(sizes)
     if count > _MOST_ELEMENTS:
         raise ValueError(f"{where}: shape {shown(sizes)} must have at most {_MOST_ELEMENTS} elements: make it smaller")
-    values = np.arange(count) % (2 if kind == "b" else 17) if kind in "iub" else np.linspace(-1, 1, count)
-    return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
+    return jax.device_put(_values(sizes, dtype), NamedSharding(chosen, P() if spec is None else spec))
+
+
+def _values(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Numbers of which no two neighbours are equal."""
+    is_float = jnp.issubdtype(dtype, jnp.inexact)
+    if is_float:
+        count = min(math.prod(shape), 1 << jnp.finfo(dtype).nmant)
+    else:
+        count = 2 if jnp.issubdtype(dtype, jnp.bool_) else min(17, int(jnp.iinfo(dtype).max) + 1)
+    count = max(count, 2)
+    steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    along = (np.arange(n) * (step if step % count else 1) for n, step in zip(shape, steps, strict=True))
+    numbers = np.asarray(sum(np.ix_(*along))) % count
+    return (np.linspace(-1, 1, count)[numbers] if is_float else numbers).astype(dtype)
 
 
 def spec_trees(tree: object, *, mesh: Mesh, prefix: bool = True) -> SearchStrategy:

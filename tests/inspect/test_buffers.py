@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import sparse
 
 import partjit
-from partjit import P, pjit
+from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
 from partjit.inspect.memory import Memory
 
@@ -65,6 +65,27 @@ def test_estimates_are_about_what_xla_needs(name, mesh):
     parts = estimate.arguments + estimate.results + estimate.saved + estimate.temporaries
     assert parts == estimate.peak
     assert found.temporaries == found.peak - found.arguments - found.results
+
+
+RESHARDED = {
+    "gathered": (lambda a: a * 2, P("data"), None),
+    "an argument, gathered": (lambda a: a, P("data"), None),
+    "an argument, sliced": (lambda a: a, None, P("data")),
+    "zeros": (lambda a: jnp.zeros((512, 512)), P("data"), P("data")),
+    "equal elements": (lambda a: jnp.full((512, 512), a[0, 0]), P("data"), P("data")),
+    "eye": (lambda a: jnp.eye(512), P("data"), P(None, ("model", "data"))),
+    "constrained, sliced": (lambda a: with_sharding_constraint(a @ a, P()), None, P("data")),
+    "constrained, gathered": (lambda a: with_sharding_constraint(a @ a, P("data")), P("data"), None),
+}
+
+
+@pytest.mark.parametrize("name", RESHARDED)
+def test_results_have_the_bytes_of_the_sharding_in_which_they_are_returned(name, mesh):
+    fun, in_spec, out_spec = RESHARDED[name]
+    report = explain(pjit(fun, in_shardings=in_spec, out_shardings=out_spec), f32(512, 512), mesh=mesh, compiled=True)
+    (estimate,), (found,) = report.estimates, report.memory
+    assert (estimate.arguments, estimate.results) == (found.arguments, found.results)
+    assert 0.85 <= estimate.peak / found.peak <= 1.15, (str(estimate), str(found))
 
 
 def test_masks_need_no_memory_and_are_no_finding(mesh):

@@ -253,6 +253,22 @@ def test_texts(text, partitions):
             assert parse_op_sharding(form, MESH).partitions == partitions
 
 
+@pytest.mark.parametrize("kinds", [["MANUAL"], ["UNREDUCED"], ["REPLICATED"], ["MANUAL", "REPLICATED"]], ids=str)
+def test_subgroups_of_a_proto_mean_what_its_bytes_say(kinds):
+    proto = to_op_sharding(P("x"), MESH, 1)
+    proto.replicate_on_last_tile_dim = False
+    proto.tile_assignment_dimensions = [4, 2, *[1] * (len(kinds) - 1)]
+    proto.last_tile_dims = [getattr(OpSharding.Type, kind) for kind in kinds]
+    for form in (proto, HloSharding.from_proto(proto), proto.SerializeToString()):
+        if kinds == ["REPLICATED"]:
+            assert parse_op_sharding(form, MESH).partitions == (("x",),)
+        else:
+            with pytest.raises(
+                UnrepresentableShardingError, match=rf"{kinds[0]} subgroup.*The rest of it is P\('x',?\)"
+            ):
+                parse_op_sharding(form, MESH)
+
+
 def test_a_tuple_is_a_list():
     text = "{{replicated}, {devices=[4,2]<=[8]}}"
     for form in (text, HloSharding.from_string(text), HloSharding.from_string(text).to_proto().SerializeToString()):

@@ -106,6 +106,18 @@ def test_an_axis_that_no_spec_uses_divides_a_batch(mesh, monkeypatch):
     assert axes == [None, "x"]
 
 
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.float8_e4m3fn])
+def test_numbers_that_numpy_lacks(mesh, dtype):
+    x = jnp.arange(8).astype(dtype)
+    assert_same_meaning(lambda x: x[::-1], x, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(AssertionError, match=r"^the value differs in 6 of 8 elements"):
+        assert_same_meaning(lambda x: x, x, mesh=mesh, in_specs=P("x"), reference=lambda x: x.at[1:7].set(x[6:0:-1]))
+
+
+def test_results_that_depend_on_no_argument(mesh):
+    assert_same_meaning(lambda x: (3.0, jnp.ones(8)), X, mesh=mesh, in_specs=P("y"), out_specs=(None, P("y")))
+
+
 def wrong_where_divided(x):
     """Adds something that only a partitioned program adds."""
     return x + jnp.float32(isinstance(x, jax.core.Tracer))

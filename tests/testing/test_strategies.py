@@ -7,6 +7,7 @@ import sys
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import find, given, settings
@@ -61,7 +62,9 @@ def test_shapes_fit_the_specs_they_are_drawn_for_or_on_request_do_not(data):
     mesh = data.draw(meshes())
     spec = data.draw(partition_specs(mesh=mesh, ndim=2).filter(lambda spec: spec is not None))
     divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in axes_of(spec, len(spec))]
-    shape = data.draw(shapes(spec=spec, mesh=mesh))
+    most = data.draw(st.sampled_from([1, 8, 256]))
+    shape = data.draw(shapes(spec=spec, mesh=mesh, max_size=most))
+    assert math.prod(shape) <= max(most, math.prod(divisors))
     assert all(size % divisor == 0 for size, divisor in zip(shape, divisors, strict=False))
     if any(axes_of(spec, len(spec))):  # rejected where all of them have one device
         shape = data.draw(shapes(spec=spec, mesh=mesh, divisible=False))
@@ -103,6 +106,15 @@ def partitions(mesh, spec):
 @given(sharded_arrays())
 def test_arrays_lie_as_they_say(array):
     assert_laid_out(array, array.sharding.mesh, array.sharding.spec)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int4", "uint4", "int8", "int32", "float8_e5m2", "bfloat16", "complex64"])
+@pytest.mark.parametrize("shape", [(34,), (8, 12), (2, 17), (2, 2, 2), (3, 8, 7), (4096,), (), (0, 4)], ids=str)
+def test_no_two_neighbours_are_equal(shape, dtype):
+    mesh = partjit.Mesh(jax.devices()[:2], "x")
+    array = some(sharded_arrays(mesh=mesh, shape=shape, spec=P(), dtype=jnp.dtype(dtype)), lambda _: True)
+    values = np.asarray(array.astype("complex64"))
+    assert all((np.diff(values, axis=dim) != 0).all() for dim in range(len(shape)))
 
 
 @sees("two mesh axes", "a partitioned value", "two axes in one dimension")
