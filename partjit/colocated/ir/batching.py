@@ -52,8 +52,8 @@ def _batch(
     args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
     if method == "sequential" and not _is_one_call(callee, axis_data.size):
         each = _one_by_one(axis_data.size, args, batched, callee, stream)
-        axes = tuple(axis_data.explicit_mesh_axis or ())
-        results = [_sharded_in_front(x, axes) for x in each] if axes else each
+        of_batch = _sharding_in_front(args, axis_data)
+        results = each if of_batch is None else [_sharded_in_front(x, of_batch) for x in each]
     else:
         if method != "sequential":
             size = 1 if method == "expand_dims" else axis_data.size
@@ -111,18 +111,27 @@ def _unsharded_in_front(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, own.update(spec=PartitionSpec(None, *own.spec[1:])))
 
 
-def _sharded_in_front(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """A stack whose type says that the batch is sharded over Explicit axes, as it says of the arguments."""
-    mesh = jax.sharding.get_abstract_mesh()  # which the type of a result without a sharding does not have
-    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(axes, *jax.typeof(x).sharding.spec[1:])))
+def _sharding_in_front(args: Sequence[jax.Array], axis_data: AxisData) -> NamedSharding | None:
+    """How types say that the batch is sharded, over Explicit axes; None if it is not over such."""
+    if not axis_data.explicit_mesh_axis:
+        return None
+    meshes = (jax.typeof(x).sharding.mesh for x in args)
+    mesh = next(mesh for mesh in meshes if not mesh.empty)  # of what is batched: there may be none around
+    return NamedSharding(mesh, PartitionSpec(tuple(axis_data.explicit_mesh_axis)))
+
+
+def _sharded_in_front(x: jax.Array, of_batch: NamedSharding) -> jax.Array:
+    """A stack whose type says that the batch is sharded, as it says of the arguments."""
+    spec = PartitionSpec(of_batch.spec[0], *jax.typeof(x).sharding.spec[1:])
+    return jax.sharding.reshard(x, of_batch.update(spec=spec))
 
 
 def _batched(
     callee: Callee, method: VmapMethod, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData
 ) -> Callee:
-    axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
-    in_avals, key = tuple(map(abstractify, args)), (*batched, axis_data.size, axes, jax.sharding.get_abstract_mesh())
-    return callee.derived(key, lambda: _make(callee, method, in_avals, batched, axis_data))
+    in_avals, of_batch = tuple(map(abstractify, args)), _sharding_in_front(args, axis_data)
+    key = (*batched, axis_data.size, tuple(axis_data.spmd_name or ()), of_batch)
+    return callee.derived(key, lambda: _make(callee, method, in_avals, batched, axis_data, of_batch))
 
 
 def _make(
@@ -131,6 +140,7 @@ def _make(
     in_avals: tuple[ShapedArray, ...],
     batched: Sequence[bool],
     axis_data: AxisData,
+    of_batch: NamedSharding | None,
 ) -> Callee:
     def insert(sharding: Any, is_batched: bool, what: str) -> NamedSharding | None:
         if sharding is None or (method == "sequential" and not is_batched):
@@ -152,8 +162,7 @@ def _make(
     )
     # Shardings of results known from an earlier call do not apply to a batch of them.
     out_shardings = tuple(insert(s if options.has_out_specs else None, True, "out_specs") for s in callee.out_shardings)
-    if axis_data.explicit_mesh_axis:  # each type says how the batch is sharded
-        of_batch = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(tuple(axis_data.explicit_mesh_axis)))
+    if of_batch is not None:
         out_avals = tuple(aval.update(sharding=of_batch) for aval in out_avals)
     out_avals = tuple(typed_by(aval, sharding) for aval, sharding in zip(out_avals, out_shardings, strict=True))
     in_specs = InSpecs([*map(struct_of, in_avals, in_shardings)], callee.in_tree)
