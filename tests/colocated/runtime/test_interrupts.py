@@ -231,6 +231,18 @@ def nested_calls(make):
     make(inline)
 
 
+def a_nested_call_before_those_behind(make):
+    add = Log().add
+    nested, behind = add.specialize(mode="stream"), add.specialize(mode="stream", stream="S")
+
+    def outer(x):
+        in_a_thread(lambda: behind(x + 1))
+        float(nested(x))
+        return x
+
+    make(colocated_python(outer, stream="S", mode="inline"), 2)
+
+
 def methods_of_an_object(make):
     with colocated.stream("S"):
         made = Log()
@@ -267,6 +279,7 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
     the_scope_of_a_stream: 200,
     waiting_with_a_timeout: 160,
     nested_calls: 170,
+    a_nested_call_before_those_behind: 170,
     methods_of_an_object: 240,
     inline_calls_of_methods: 90,
     a_failure: 180,
