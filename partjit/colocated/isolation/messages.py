@@ -95,6 +95,7 @@ class Reply(NamedTuple):
         has_failed: whether it is a failure.
         needed: how many bytes of memory the result needs that waits for it; the content is then missing.
         keeps_inbox: whether something in the worker still uses the arguments.
+        has_function: whether the worker has the function: it may have failed to read it, or what came with it.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Reply(NamedTuple):
     has_failed: bool = False
     needed: int = 0
     keeps_inbox: bool = False
+    has_function: bool = False
 
 
 class Failed(NamedTuple):

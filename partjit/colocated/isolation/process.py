@@ -174,7 +174,7 @@ class WorkerProcess:
                 raise Died(died.how, was_asked=True) from None
         if reply.keeps_inbox:
             self._inbox = None
-        if definition:
+        if reply.has_function:
             self.known.add(key)
         self.is_in_step = self.has_answered = True
         assert reply.content is not None

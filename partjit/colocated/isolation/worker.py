@@ -96,7 +96,8 @@ class _Worker:
         keeps_inbox = self._inbox is not None and not self._inbox.is_unused()
         if keeps_inbox:
             self._inbox = None
-        self._reply(Reply(number, (body, places), has_failed, keeps_inbox=keeps_inbox))
+        has_function = request.key in self._targets
+        self._reply(Reply(number, (body, places), has_failed, keeps_inbox=keeps_inbox, has_function=has_function))
 
     def _outcome(self, request: Request) -> tuple[bool, bytes | None, list[bytes | memoryview]]:
         """Whether the request fails, and its packed result or failure."""

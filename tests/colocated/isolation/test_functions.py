@@ -299,6 +299,28 @@ def test_an_argument_that_cannot_be_pickled_is_named(mode):
     assert float(f(one, {})) == 1
 
 
+class ReadOnlyWhere:
+    """What can be pickled, and read where a file exists."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return eval, ("open(path) and 1", {"path": self.path})
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["argument", "captured"])
+def test_what_a_worker_fails_to_read_fails_that_call_alone(is_captured, tmp_path):
+    odd = ReadOnlyWhere(str(tmp_path / "file"))
+    f = isolated(lambda x, y: x + 1 if odd else x) if is_captured else isolated(lambda x, y: x + 1)
+    y = None if is_captured else odd
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            jax.block_until_ready(f(one, y))
+    (tmp_path / "file").touch()
+    assert float(f(one, y)) == 2
+
+
 def test_what_cannot_be_copied_or_returned_is_named():
     lock = threading.Lock()
     with pytest.raises(TypeError, match="cannot pickle") as caught:
