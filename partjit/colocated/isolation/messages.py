@@ -193,6 +193,9 @@ class _Pickler(_Base):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.ndarray:
             return self._of_user_dtype(obj) if obj.dtype.isbuiltin == 2 else NotImplemented
+        if _is_remade_by_init(obj):
+            _, args, *state = obj.__reduce__()
+            return _exception, (type(obj), args), *state
         jax: Any = sys.modules.get("jax")
         if jax is not None and isinstance(obj, getattr(jax, "Array", ())):
             value = np.asarray(obj)
@@ -211,6 +214,25 @@ class _Pickler(_Base):
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         flat.flags.writeable = array.flags.writeable
         return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat.data))
+
+
+def _is_remade_by_init(value: object) -> bool:
+    """Whether it is an exception that pickle makes with its `args`, which its `__init__` may have made of others."""
+    if not isinstance(value, BaseException):
+        return False
+    own = {name for base in type(value).__mro__ if not _is_native(base) for name in vars(base)}
+    return "__init__" in own and own.isdisjoint({"__new__", "__reduce__", "__reduce_ex__", "__slots__"})
+
+
+def _is_native(cls: type) -> bool:
+    return cls.__module__ == "builtins"
+
+
+def _exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception of that class with these `args`, but for its state."""
+    error = cls.__new__(cls, *args)
+    next(base for base in cls.__mro__ if _is_native(base)).__init__(error, *args)
+    return error
 
 
 def definition_of(value: object) -> bytes:

@@ -359,11 +359,61 @@ def test_an_exception_is_itself_with_the_traceback_in_the_worker(mode):
     assert "worker.py" not in note
 
 
+class WordedError(Exception):
+    def __init__(self, first, second="that"):
+        super().__init__(f"{first} and {second}")
+        self.first = first
+
+
+class KeywordError(KeyError):
+    def __init__(self, *, key):
+        self.key = key
+
+
+class NoFileError(FileNotFoundError):
+    def __init__(self, path):
+        super().__init__(2, "there is none", path)
+
+
+class SlottedError(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WordedError("this"),
+        WordedError("this", "those"),
+        KeywordError(key=1),
+        NoFileError("here"),
+        SlottedError(2),
+        UnicodeDecodeError("utf8", b"\xff", 0, 1, "why"),
+        ExceptionGroup("several", [WordedError("this", "those"), ValueError(1)]),
+    ],
+    ids=repr,
+)
+def test_an_exception_is_not_made_again_by_its_init(error):
+    def fail(x):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        isolated(fail, mode="inline")(one)
+    assert str(caught.value) == str(error)
+    assert repr(caught.value) == repr(error)
+    assert {**vars(caught.value), "__notes__": 0} == {**vars(error), "__notes__": 0}
+    assert getattr(caught.value, "code", None) == getattr(error, "code", None)
+
+
 def test_an_exception_that_cannot_be_pickled_is_described():
     def fail(x):
         class Odd(Exception):
             def __init__(self, first, second):
                 super().__init__(f"{first} and {second}")
+                self.lock = threading.Lock()
 
         raise Odd("this", "that")
 
