@@ -105,6 +105,28 @@ def test_shards_are_put_together_where_implicit_transfers_are_disallowed(mesh):
         np.testing.assert_array_equal(result, 2 * np.arange(8))
 
 
+@pytest.mark.parametrize("options", [{"stream": "numbers"}, {"mode": "stream"}, {"layout": "per_shard"}], ids=str)
+def test_numbers_that_the_host_knows_are_put_where_implicit_transfers_are_disallowed(mesh, options):
+    def use(*args):
+        for arg in args:
+            jax.block_until_ready(-(arg if isinstance(arg, jax.Array) else arg.data))
+
+    call = colocated_python(use, out_specs_fn=lambda *_: None, **options)
+
+    @pjit
+    def step(x, count):
+        call(x, 1.5, 3, count)
+        return x, count + 1
+
+    x, count = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x"))), jnp.int32(0)
+    with jax.transfer_guard("allow"):
+        _, count = step(x, count)
+    for _ in range(2):
+        with jax.transfer_guard("disallow"):
+            _, count = step(x, count)
+            colocated.wait(timeout=60)
+
+
 @pytest.mark.parametrize("guard", ["disallow", "disallow_explicit"])
 def test_arguments_of_the_caller_are_transfers_of_the_caller(guard):
     with jax.transfer_guard(guard), pytest.raises(Exception, match="Disallowed host-to-device transfer"):

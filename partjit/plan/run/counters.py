@@ -86,7 +86,9 @@ def given_numbers(
     """
     if not any(value in numbers for value in inputs):
         return call
-    destinations = [Destination(v.aval, sharding_of(v), True) if v in numbers else None for v in inputs]
+    destinations = [
+        Destination(v.aval, sharding_of(v), True, is_explicit=True) if v in numbers else None for v in inputs
+    ]
 
     def run(*args: Any) -> Sequence[Any]:
         return call(
