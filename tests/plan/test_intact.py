@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partjit import colocated, events, pjit
+from partjit import P, colocated, events, pjit
+from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES
 from tests.colocated import rendezvous
 
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
@@ -121,3 +122,48 @@ def test_the_argument_that_was_deleted_is_named(meeting):
         "Array has been deleted with type float32[3]"
     )
     assert not meeting.logs["calls"]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("donated", [0, 1, (0, 1)])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["", "compiled"])
+def test_an_array_that_is_passed_twice_and_donated_is_refused_before_calls(meeting, options, donated, is_compiled):
+    call = function(**options)
+    step = pjit(lambda x, w: (x + call(), w["a"] * 3), donate_argnums=donated)
+    x = jnp.ones(4)
+    run = step.lower(x, {"a": x + 1}).compile() if is_compiled else step
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="donated") as raised:
+            run(x, {"a": x})
+        pair, named = ("w['a'] and x", "w['a']") if donated == 1 else ("x and w['a']", "x")
+        text = f"{pair} of <lambda> are one array, of type float32[4], and {named} is donated: pass a copy of it"
+        refused_by_dispatch = USE_OF_DONATED_BUFFERS_CRASHES and not is_compiled
+        assert ("passed a second time" if refused_by_dispatch else text) in str(raised.value)
+    colocated.wait(timeout=60)
+    assert not meeting.logs["calls"]
+    assert not x.is_deleted()
+    jax.block_until_ready(run(x, {"a": jnp.copy(x)}))
+    assert len(meeting.logs["calls"]) == 1
+
+
+@pytest.mark.skipif(USE_OF_DONATED_BUFFERS_CRASHES, reason="the dispatch refuses all")
+def test_what_the_plan_copies_or_has_read_before_may_be_passed_twice(meeting, mesh):
+    call = function()
+    spread = pjit(lambda x, w: (x + call(), w * 3), in_shardings=(P("x"), P("x")), donate_argnums=1)
+    read_before = pjit(lambda x, w: w * call(x.sum()), donate_argnums=1)
+    unread = pjit(lambda x, w: w * call(), donate_argnums=1)
+    results = []
+    with mesh:
+        x = jnp.ones(8)
+        results += spread(x, x)
+    for step in (read_before, unread):
+        x = jnp.ones(8)
+        results.append(step(x, x))
+    assert [np.unique(result).tolist() for result in results] == [[2], [3], [1], [1]]
+
+
+def test_host_values_that_are_one_object_are_passed_twice(meeting):
+    step = pjit(lambda x, w: (x + function()(), w * 3), donate_argnums=1)
+    value = np.ones(4, np.float32)
+    assert [float(result[0]) for result in step(value, value)] == [2, 3]
+    assert [float(result) for result in step(1.0, 1.0)] == [2, 3]

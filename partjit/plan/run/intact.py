@@ -1,22 +1,24 @@
-"""Arguments that are deleted already are refused before a plan makes a call.
+"""Arguments that are deleted already, or would be by the donation of others, are refused before a plan makes a call.
 
 jax refuses them when it dispatches what reads them. By then a call before that would have taken a batch that the user
 still needs, or have logged a step that is not made.
 """
 
+import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import ArrayImpl
-from partjit.plan.ir.nodes import Fragment, Value
+from partjit.plan.ir.nodes import Fragment, Node, Value
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 
-__all__ = ["read_after_calls", "refusing_deleted"]
+__all__ = ["read_after_calls", "refuse_shared", "refusing_deleted"]
 
 
 def read_after_calls(plan: Plan) -> frozenset[Value]:
@@ -28,10 +30,43 @@ def read_after_calls(plan: Plan) -> frozenset[Value]:
         first.update(node.inputs)
         if node.calls:
             break
+    return frozenset(_read(plan.nodes).intersection(plan.inputs) - first)
+
+
+def _read(nodes: Sequence[Node]) -> set[Value]:
     read: set[Value] = set()
-    for node in walk(plan.nodes):
+    for node in walk(nodes):
         read.update(node.inputs, *(block.outputs for block in blocks_of(node)))
-    return frozenset(read.intersection(plan.inputs) - first)
+    return read
+
+
+def refuse_shared(plan: Plan, args: Sequence[Any], default: Sharding) -> None:
+    """Raises if an array is passed as two arguments of a plan, of which one is donated before the other was read.
+
+    It takes too long for calls that are recognized, which fail as jax says.
+
+    Args:
+        plan: the plan.
+        args: those of the call.
+        default: the sharding of values whose own the plan leaves open.
+    """
+    if not plan.released or len({*map(id, args)}) == len(args):
+        return
+    same: dict[int, list[int]] = {}
+    for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
+        # Of others the plan gets copies.
+        if isinstance(arg, jax.Array) and arg.sharding.is_equivalent_to(value.sharding or default, arg.ndim):
+            same.setdefault(id(arg), []).append(i)
+    last = {value: i for i, node in enumerate(plan.nodes) for value in _read([node])}
+    last.update(dict.fromkeys(plan.outputs, len(plan.nodes)))
+    for i, j in (pair for group in same.values() for pair in itertools.permutations(group, 2)):
+        donated, other = plan.inputs[i], plan.inputs[j]
+        # It is given away where it is read for the last time.
+        if donated in plan.released and other in last and last[other] >= last.get(donated, -1):
+            raise RuntimeError(
+                f"{plan.paths[i]} and {plan.paths[j]} of {plan.name} are one array, of type "
+                f"{args[i].aval.str_short()}, and {plan.paths[i]} is donated: pass a copy of it, or do not donate it"
+            )
 
 
 def refusing_deleted(
