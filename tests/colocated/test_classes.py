@@ -188,11 +188,12 @@ def test_a_method_keeps_its_object():
     wait_for(lambda: log() == ["made", "gone"])
 
 
-def test_a_constructor_that_raises_is_tried_once():
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_a_constructor_that_raises_is_tried_once(error):
     class Broken:
         def __init__(self):
             log().append("tried")
-            raise OSError("no disk")
+            raise error("no disk")
 
         def read(self, x):
             return x
@@ -202,11 +203,11 @@ def test_a_constructor_that_raises_is_tried_once():
 
     broken = colocated_python_class(Broken)()
     for method in (broken.read, broken.write, broken.read, broken.read.specialize(out_specs_fn=lambda x: x)):
-        with pytest.raises(OSError, match="no disk"):
+        with pytest.raises(error, match="no disk"):
             jax.block_until_ready(method(one))
     assert log() == ["tried"]
     other = colocated_python_class(Broken)()
-    with pytest.raises(OSError, match="no disk"):
+    with pytest.raises(error, match="no disk"):
         other.read(one)
     assert log() == ["tried", "tried"]
 

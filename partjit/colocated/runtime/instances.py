@@ -59,7 +59,7 @@ class Instance:
         )  # until the constructor has run
         self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._traceback: types.TracebackType | None = None
         self._made_at = code_site()
         self._is_closed = False
@@ -94,7 +94,7 @@ class Instance:
             try:
                 self._box.append(self._constructed())
                 self._recipe = None
-            except Exception as error:
+            except BaseException as error:
                 if not is_interrupt(error):  # not an error of the constructor
                     self._traceback = error.__traceback__
                     self.error = error
