@@ -6,7 +6,7 @@ still needs, or have logged a step that is not made.
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
