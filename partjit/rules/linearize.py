@@ -15,6 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 
+from partjit._jax.effects import has_registered_effects
 from partjit._jax.rules import (
     Linearized,
     linearize_jaxpr,
@@ -37,7 +38,7 @@ def _linearize(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> tuple[Any, ...]:
-    if jaxpr.effects:  # calls, which neither half may repeat
+    if has_registered_effects(jaxpr):  # calls, which neither half may repeat
         params |= {"jaxpr": jaxpr, "in_specs": in_specs, "out_specs": out_specs}
         return linearize_without_a_rule(pjit_p, is_vjp, nonzero, *primals, **params)
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
