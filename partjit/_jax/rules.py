@@ -282,8 +282,11 @@ def discharge_jaxpr(ctx: Any, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def without_own_refs(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with refs that it makes itself turned into values; those among its arguments remain."""
-    if core.internal_mutable_array_effect not in jaxpr.effects:
-        return jaxpr
+    return _with_own_refs_discharged(jaxpr) if core.internal_mutable_array_effect in jaxpr.effects else jaxpr
+
+
+@weakref_cache
+def _with_own_refs_discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     discharged = _discharge.discharge_state(jaxpr, should_discharge=False)
     discharged.jaxpr._debug_info = jaxpr.jaxpr.debug_info
     return discharged

@@ -22,6 +22,7 @@ from partjit._jax.rules import (
     linearize_without_a_rule,
     prune_closed_jaxpr_outputs,
     register_linearization,
+    without_own_refs,
 )
 from partjit._jax.shardings import UNSPECIFIED
 from partjit.mesh import tracing_under
@@ -39,7 +40,8 @@ def _linearize(
     **params: Any,
 ) -> tuple[Any, ...]:
     if has_registered_effects(jaxpr):  # calls, which neither half may repeat
-        params |= {"jaxpr": jaxpr, "in_specs": in_specs, "out_specs": out_specs}
+        # Partial evaluation would have a ref that is made inside leave the known half as a result.
+        params |= {"jaxpr": without_own_refs(jaxpr), "in_specs": in_specs, "out_specs": out_specs}
         return linearize_without_a_rule(pjit_p, is_vjp, nonzero, *primals, **params)
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
         linear = linearize_jaxpr(jaxpr, nonzero, is_vjp)
