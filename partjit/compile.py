@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -23,10 +24,11 @@ from partjit._jax.compiling import (
     lower_to_computation,
     move_outputs,
 )
+from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES
 from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, or_none
-from partjit._jax.stages import make_args_info
+from partjit._jax.stages import call_through, make_args_info
 from partjit._jax.tracing import low_jaxpr, refuse_high_types
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.devices import check_needs_no_devices, incompatible_devices, no_devices
@@ -34,6 +36,7 @@ from partjit.host_objects import HostReference
 from partjit.mesh import describe_mesh, has_explicit_axes, is_abstract_mesh
 from partjit.primitive import device_witness, shardings_of
 from partjit.render.numbers import counted
+from partjit.retiring import retiring
 from partjit.spec import Spec
 from partjit.typed import sharding_in_type
 
@@ -214,7 +217,18 @@ def lower_to_module(
     return module
 
 
-class _LoweredOnExplicitMesh(jax.stages.Lowered):
+class _Lowered(jax.stages.Lowered):
+    """Compiles to a program that deletes the arrays it consumed, where jax needs that; see `retiring`."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+        compiled = super().compile(*args, **kwargs)
+        donated = [info.donated for info in jax.tree.leaves(self.args_info)]
+        if USE_OF_DONATED_BUFFERS_CRASHES and any(donated):
+            call_through(compiled, functools.partial(retiring, donated_leaves=donated))
+        return compiled
+
+
+class _LoweredOnExplicitMesh(_Lowered):
     """Compiles to a program whose outputs come back on the user's mesh."""
 
     def __init__(self, lowering: MeshComputation, args_info: PyTree, program: Program) -> None:
@@ -227,7 +241,7 @@ class _LoweredOnExplicitMesh(jax.stages.Lowered):
         return compiled
 
 
-class _LoweredWithoutDevices(jax.stages.Lowered):
+class _LoweredWithoutDevices(_Lowered):
     """Compiles for devices that are named then."""
 
     def __init__(self, lowering: MeshComputation, args_info: PyTree, program: Program) -> None:
@@ -313,7 +327,7 @@ class Traced:
             return _LoweredWithoutDevices(lowering, self.args_info, self.program)
         if has_explicit_axes(self.program.mesh):
             return _LoweredOnExplicitMesh(lowering, self.args_info, self.program)
-        return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
+        return _Lowered(lowering, self.args_info, self.out_tree)
 
     def __repr__(self) -> str:
         program = self.program

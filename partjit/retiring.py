@@ -1,6 +1,7 @@
 """Functions that afterwards delete the arrays that they consumed."""
 
 import collections
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,10 @@ def _is_array(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
-def retiring(function: Function, donate: Numbered) -> Function:
+def retiring(function: Function, donate: Numbered = ((), ()), donated_leaves: Sequence[bool] = ()) -> Function:
     """`function`, which afterwards deletes the arrays it consumed.
+
+    They are given by the numbers and names of arguments, or by a flag for each leaf of all arguments.
 
     For versions of jax in which passing a consumed array over several devices to any compiled function ends the process
     (see `USE_OF_DONATED_BUFFERS_CRASHES`); an array that was deleted is refused with "Array has been deleted".
@@ -31,8 +34,10 @@ def retiring(function: Function, donate: Numbered) -> Function:
         given = [args[i] for i in positions(donate[0], len(args))]
         if donate[1]:
             given += [kwargs[name] for name in donate[1] if name in kwargs]
+        leaves = tree_leaves((args, kwargs))
+        given += itertools.compress(leaves, donated_leaves)
         donated = [leaf for leaf in tree_leaves(given) if type(leaf) is ArrayImpl or _is_array(leaf)]
-        ids = [*map(id, tree_leaves((args, kwargs)))]
+        ids = [*map(id, leaves)]
         if len({*ids}) < len(ids):
             passed = collections.Counter(ids)
             for leaf in donated:

@@ -225,7 +225,7 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
     devices = set(mesh.devices.flat)
     mismatches = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
-        if isinstance(arg, jax.Ref):
+        if isinstance(arg, jax.Ref) and not isinstance(arg, Tracer):
             mismatches += _check_ref(path, arg, spec, mesh)
         sharding = _committed_sharding(arg)
         if sharding is not None and (sharding.device_set != devices or not _in_order(sharding, spec, mesh)):

@@ -1,12 +1,14 @@
 """Donated arguments: what is gone after a call, and what is not."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, P, pjit, reshard_policy
+from partjit import Mesh, P, pjit, reshard_policy, set_mesh
 
 
 @pytest.fixture(params=[1, 8], ids=["one device", "eight devices"])
@@ -62,11 +64,22 @@ def test_a_negative_number_counts_from_the_end(mesh):
         assert not a.is_deleted()
 
 
-def test_what_was_donated_cannot_be_used_again(mesh):
-    function = pjit(add, P("x"), P("x"), donate_argnums=0)
-    with mesh:
+@pytest.mark.parametrize("kind", ["function", "compiled", "compiled, explicit"])
+def test_what_was_donated_cannot_be_used_again(mesh, kind):
+    if kind == "compiled, explicit":
+        mesh = jax.make_mesh(mesh.devices.shape, mesh.axis_names, devices=[*mesh.devices.flat])
+    function: Any = pjit(add, P("x"), P("x"), donate_argnums=0)
+    with set_mesh(mesh):
         a, b = put(mesh), put(mesh)
+        if kind != "function":
+            function = function.lower(a, b).compile()
+        other = jax.jit(lambda a: a + 1)
+        for _ in range(2):
+            other(put(mesh))
+            function(put(mesh), b)
         function(a, b)
+        with pytest.raises((RuntimeError, ValueError), match="deleted"):
+            other(a)
         for _ in range(2):
             with pytest.raises((RuntimeError, ValueError), match="deleted"):
                 function(a, b)

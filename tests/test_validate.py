@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import AUTO, Mesh, MissingMeshError, P, ParsedPartitionSpec, ShardingError, pjit, with_sharding_constraint
+from partjit import (
+    AUTO,
+    Mesh,
+    MissingMeshError,
+    P,
+    ParsedPartitionSpec,
+    ShardingError,
+    pjit,
+    set_mesh,
+    with_sharding_constraint,
+)
 from partjit.inspect import explain
 from partjit.validate import check_specs
 
@@ -748,6 +758,19 @@ def test_a_ref_is_never_moved(mesh, placed):
             with pytest.raises(ShardingError, match="One of pjit arguments, ref, is a ref with the sharding") as raised:
                 function(ref)
             assert f"but its spec says {spec}" in str(raised.value)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, pjit], ids=["jit", "vmap", "pjit"])
+@pytest.mark.parametrize("specs", [{"in_axis_resources": P("x")}, {}], ids=["spec", "none"])
+def test_a_ref_of_an_enclosing_trace_is_where_that_puts_it(mesh, specs, wrap):
+    def fun(x):
+        ref = jax.new_ref(x)
+        pjit(lambda ref: ref.__setitem__(..., ref[...] * 2), **specs)(ref)
+        return ref[...]
+
+    with set_mesh(mesh):
+        x = jax.device_put(np.ones((8, 8, 8), np.float32), NamedSharding(mesh, P(None, "x")))
+        np.testing.assert_array_equal(wrap(fun)(x), 2 * np.ones((8, 8, 8)))
 
 
 # Arguments

@@ -8,6 +8,7 @@ from jax.extend.core import ClosedJaxpr, Effect
 
 __all__ = [
     "has_kept_effects",
+    "has_registered_effects",
     "positional_effects",
     "register_effect",
     "register_ordered_effect",
@@ -19,10 +20,17 @@ __all__ = [
 # The effects of a jaxpr, those on its inputs by position.
 positional_effects = core.positional_effects
 
+_registered = effects.EffectTypeSet()
+
 
 def has_kept_effects(jaxpr: ClosedJaxpr) -> bool:
     """Whether the jaxpr has effects that partial evaluation must keep even where nobody reads a result."""
     return bool(effects.partial_eval_kept_effects.filter_in(jaxpr.effects))
+
+
+def has_registered_effects(jaxpr: ClosedJaxpr) -> bool:
+    """Whether the jaxpr has effects of partjit's own."""
+    return bool(_registered.filter_in(jaxpr.effects))
 
 
 def uses_refs(jaxpr: ClosedJaxpr) -> bool:
@@ -43,6 +51,7 @@ def register_effect(effect_type: type[Effect]) -> None:
         effects.remat_allowed_effects,
         effects.lowerable_effects,
         effects.partial_eval_kept_effects,
+        _registered,
     ):
         registry.add_type(effect_type)
 

@@ -43,6 +43,7 @@ __all__ = [
     "register_discharge",
     "register_linearization",
     "register_printing",
+    "register_transposition",
     "transpose_jaxpr",
     "used_arguments",
     "with_explicit_batch",
@@ -136,16 +137,24 @@ def with_explicit_batch(axis_data: AxisData, explicit: Set[Hashable]) -> AxisDat
 def transpose_jaxpr(
     jaxpr: ClosedJaxpr, in_tree: PyTreeDef, in_avals: Sequence[AbstractValue]
 ) -> tuple[ClosedJaxpr, PyTreeDef]:
-    """The jaxpr that maps (residuals, output cotangents) to input cotangents, flat, and the tree of its results."""
+    """The jaxpr that maps (residuals, output cotangents) to input cotangents, flat, and the tree of its results.
+
+    Args:
+        jaxpr: the linear program.
+        in_tree: of its arguments as `register_transposition` gives them, and of its results' cotangents.
+        in_avals: the types of the leaves.
+    """
     out_trees: list[PyTreeDef] = []
 
     def transposed(*flat: object) -> Sequence[object]:
         primals, cts_in = in_tree.unflatten(flat)
+        accumulators = [*map(_accumulator, primals)]
         # jax 0.10 gets the type of a scan's stacked result wrong if its cotangent is zero: what has none goes first.
         nonzero = [type(ct) is not ad.Zero for ct in cts_in]
         live, _ = _pe.dce_jaxpr(jaxpr.jaxpr, nonzero, instantiate=True)
         cts_live = [ct for ct, is_live in zip(cts_in, nonzero, strict=True) if is_live]
-        cts_out = ad.backward_pass(live, False, jaxpr.consts, primals, cts_live)
+        ad.backward_pass3(live, False, jaxpr.consts, accumulators, cts_live)
+        cts_out = [each.freeze() if isinstance(each, ad.ValAccum) else None for each in accumulators]
         flat_out, out_tree = tree_util.tree_flatten(cts_out)
         out_trees.append(out_tree)
         return flat_out
@@ -153,6 +162,53 @@ def transpose_jaxpr(
     source = jaxpr.jaxpr.debug_info.func_src_info
     traced = trace_to_jaxpr(transposed, in_avals, source=source, arg_names=("",) * len(in_avals))
     return traced, out_trees[0]
+
+
+@tree_util.register_pytree_node_class
+class _CotangentOfRef:
+    """In place of a linear argument that is a ref: the ref of its cotangent, which the transposed program updates."""
+
+    def __init__(self, ref: Any) -> None:
+        self.ref = ref
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.ref,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[Any]) -> "_CotangentOfRef":
+        return cls(*leaves)
+
+
+def _accumulator(primal: Any) -> Any:
+    """What jax takes for an argument of a program that it transposes: what is not linear as it is."""
+    if isinstance(primal, ad.UndefinedPrimal):
+        return ad.ValAccum(primal.aval)
+    if isinstance(primal, _CotangentOfRef):
+        return ad.RefAccum(primal.ref.aval.inner_aval, primal.ref)
+    return primal
+
+
+def register_transposition(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
+    """Registers `rule(cotangents of results, *args, jaxpr=..., **params) -> cotangents of arguments`.
+
+    An argument is an `ad.UndefinedPrimal` if it is linear, or a tree of the ref of its cotangent if it is a ref, whose
+    cotangent is not among those that are returned.
+    """
+
+    def accumulate(cts_in: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, **params: Any) -> None:
+        def given(arg: Any, aval: AbstractValue) -> Any:
+            if isinstance(arg, ad.RefAccum) and isinstance(aval, AbstractRef):
+                return _CotangentOfRef(arg.inst().ref)
+            return ad.UndefinedPrimal(aval) if isinstance(arg, ad.GradAccum) else arg
+
+        primals = map(given, args, jaxpr.in_avals)
+        cts_out = ad.primitive_transposes[primitive](cts_in, *primals, jaxpr=jaxpr, **params)
+        for arg, ct in zip(args, cts_out, strict=True):
+            if isinstance(arg, ad.GradAccum):
+                arg.accum(ct)
+
+    ad.primitive_transposes[primitive] = rule
+    ad.fancy_transposes[primitive] = accumulate
 
 
 # Dead code
@@ -226,8 +282,11 @@ def discharge_jaxpr(ctx: Any, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def without_own_refs(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with refs that it makes itself turned into values; those among its arguments remain."""
-    if core.internal_mutable_array_effect not in jaxpr.effects:
-        return jaxpr
+    return _with_own_refs_discharged(jaxpr) if core.internal_mutable_array_effect in jaxpr.effects else jaxpr
+
+
+@weakref_cache
+def _with_own_refs_discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     discharged = _discharge.discharge_state(jaxpr, should_discharge=False)
     discharged.jaxpr._debug_info = jaxpr.jaxpr.debug_info
     return discharged

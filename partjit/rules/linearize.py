@@ -15,12 +15,14 @@ import jax
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 
+from partjit._jax.effects import has_registered_effects
 from partjit._jax.rules import (
     Linearized,
     linearize_jaxpr,
     linearize_without_a_rule,
     prune_closed_jaxpr_outputs,
     register_linearization,
+    without_own_refs,
 )
 from partjit._jax.shardings import UNSPECIFIED
 from partjit.mesh import tracing_under
@@ -37,8 +39,9 @@ def _linearize(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> tuple[Any, ...]:
-    if jaxpr.effects:  # calls, which neither half may repeat
-        params |= {"jaxpr": jaxpr, "in_specs": in_specs, "out_specs": out_specs}
+    if has_registered_effects(jaxpr):  # calls, which neither half may repeat
+        # Partial evaluation would have a ref that is made inside leave the known half as a result.
+        params |= {"jaxpr": without_own_refs(jaxpr), "in_specs": in_specs, "out_specs": out_specs}
         return linearize_without_a_rule(pjit_p, is_vjp, nonzero, *primals, **params)
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
         linear = linearize_jaxpr(jaxpr, nonzero, is_vjp)

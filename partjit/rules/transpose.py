@@ -7,13 +7,15 @@ forward program gave away its arguments, not those.
 from collections.abc import Sequence
 from typing import Any
 
-from jax.core import AbstractValue
+from jax.core import AbstractValue, Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
+from jax.ref import AbstractRef
 from jax.tree_util import tree_flatten
 
 from partjit._jax.caches import weakref_cache
-from partjit._jax.rules import transpose_jaxpr
+from partjit._jax.rules import register_transposition, transpose_jaxpr
+from partjit._jax.shardings import UNSPECIFIED
 from partjit._jax.tracing import abstractify, typed_like
 from partjit._jax.types import PyTreeDef
 from partjit.mesh import tracing_under
@@ -43,19 +45,21 @@ def _transpose(
     are_nonzero = [type(ct) is not ad.Zero for ct in cts_in]
     # Types inside are those of the jaxpr: outside of a program on Auto axes a type may have a sharding.
     in_avals, out_avals = jaxpr.in_avals, jaxpr.out_avals
-    linear = [
-        primal if is_known else ad.UndefinedPrimal(aval)
-        for aval, primal, is_known in zip(in_avals, primals, are_known, strict=True)
-    ]
-    args, in_tree = tree_flatten((linear, list(cts_in)))
+    args, in_tree = tree_flatten(([*primals], [*cts_in]))
     typed = [*keep_where(in_avals, are_known), *[a.to_ct_aval() for a in keep_where(out_avals, are_nonzero)]]
     avals = tuple([typed_like(abstractify(x), aval) for x, aval in zip(args, typed, strict=True)])
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
         transposed, places = _transposed_jaxpr(jaxpr, in_tree, avals)
+    # An eager `jax.grad` makes the ref of a cotangent where it will, and a ref cannot be moved.
+    given = (*keep_where(in_specs, are_known), *keep_where(out_specs, are_nonzero))
+    given = tuple(
+        UNSPECIFIED if isinstance(aval, AbstractRef) and not isinstance(arg, Tracer) else spec
+        for arg, aval, spec in zip(args, typed, given, strict=True)
+    )
     params |= {
         "jaxpr": transposed,
         # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
-        "in_specs": (*keep_where(in_specs, are_known), *keep_where(out_specs, are_nonzero)),
+        "in_specs": given,
         "out_specs": keep_where(in_specs, [type(place) is int for place in places]),
         "donated_invars": (False,) * len(args),
     }
@@ -63,4 +67,4 @@ def _transpose(
     return [cts_out[place] if type(place) is int else place for place in places]
 
 
-ad.primitive_transposes[pjit_p] = _transpose
+register_transposition(pjit_p, _transpose)

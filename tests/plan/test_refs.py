@@ -71,6 +71,24 @@ def test_a_program_has_refs_of_its_own(mesh, program, kind):
             assert rendezvous.logs["calls"] == [1, 3]
 
 
+def test_an_eager_derivative_of_a_program_that_has_a_ref_and_an_effect():
+    log = colocated_python(
+        lambda x: rendezvous.logs["calls"].append(float(np.asarray(x)[0])), out_specs_fn=lambda x: None
+    )
+
+    def squared(x):
+        ref = jax.new_ref(jnp.zeros_like(x))
+        ref[...] = x * x
+        log(x)
+        return ref[...].sum()
+
+    step = jax.grad(pjit(squared))
+    for k in range(1, 4):
+        np.testing.assert_array_equal(step(np.full(8, k, np.float32)), 2 * k)
+    colocated.wait(timeout=60)
+    assert rendezvous.logs["calls"] == [1, 2, 3]
+
+
 def test_a_call_that_fails_names_its_line_beside_refs():
     fail = colocated_python(lambda x: 1 / 0, out_specs_fn=lambda x: x)
     with pytest.raises(ZeroDivisionError) as caught:

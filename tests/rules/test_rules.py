@@ -748,6 +748,60 @@ def test_refs_in_a_scan_over_a_program(mesh):
             np.testing.assert_allclose(wrap(fun)(X), 3 * X, rtol=1e-6)
 
 
+def made_inside(pjit, x):
+    def fun(x):
+        ref = jax.new_ref(jnp.zeros_like(x))
+        jax.lax.fori_loop(0, 3, lambda i, _: ref.__setitem__(..., ref[...] * x + i), None)
+        return ref[...]
+
+    return pjit(fun)(x)
+
+
+def passed_on(pjit, x):
+    def fun(x):
+        ref = jax.new_ref(x)
+        pjit(lambda ref: ref.__setitem__(..., ref[...] * ref[...]))(ref)
+        return ref[...] * x
+
+    return pjit(fun)(x)
+
+
+def made_outside(pjit, x):
+    def fun(ref, y):
+        ref[...] = ref[...] * jnp.sin(y)
+        return ref[...] + y
+
+    ref = jax.new_ref(x)
+    y = pjit(fun)(ref, x)
+    return ref[...] * (y + pjit(fun)(ref, y))
+
+
+def in_a_branch(pjit, x):
+    def fun(x):
+        ref = jax.new_ref(x)
+        jax.lax.cond(x[0, 0] < 2, lambda: ref.__setitem__(..., ref[...] * x), lambda: None)
+        jax.debug.callback(lambda: None)
+        return jnp.sin(ref[...])
+
+    return pjit(fun)(x)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("program", [made_inside, passed_on, made_outside, in_a_branch])
+def test_programs_with_refs_have_the_derivatives_that_they_have_under_jit(mesh, program, wrap):
+    def derivatives(pjit):
+        results, pullback = jax.vjp(functools.partial(program, pjit), x)
+        return results, pullback(jnp.cos(results)), jax.jvp(functools.partial(program, pjit), (x,), (x,))
+
+    with set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("x")))
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5),
+            wrap(functools.partial(derivatives, functools.partial(pjit, in_axis_resources=P("x"))))(),
+            wrap(functools.partial(derivatives, jax.jit))(),
+        )
+
+
 # More of checks
 
 
