@@ -54,9 +54,7 @@ class Instance:
         self.number = uuid.uuid4().int
         self.cls = cls
         args, kwargs = _as_they_are((args, kwargs), {})
-        self._recipe: Callable[[], object] | None = functools.partial(
-            cls, *args, **kwargs
-        )  # until the constructor has run
+        self._recipe: Callable[[], object] | None = functools.partial(cls, *args, **kwargs)  # until it has run
         self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self.error: BaseException | None = None
