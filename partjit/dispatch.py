@@ -37,7 +37,7 @@ from partjit.compile import Program
 from partjit.evaluate import are_pending, function_of, run_equation
 from partjit.host_objects import HostReference, calling_with, given
 from partjit.infer import Definition, forget, infer_program
-from partjit.letting_in import LettingIn, is_letting_in
+from partjit.letting_in import LettingIn, this_thread
 from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
 from partjit.pieces.calls import NOT_LOCAL, call_locally
@@ -96,12 +96,12 @@ class CacheMiss:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
-        outcome = self.recognized(args, kwargs)
-        if outcome is not None:
-            return outcome
+        return self.recognized(args, kwargs) or self._unrecognized(args, kwargs)
+
+    def _unrecognized(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome:
         attempt = None
         try:
-            if is_letting_in():
+            if this_thread.is_letting_in:
                 return None, None, False
             if self.recent is not None and self.letting_in.has_plans_only and self.letting_in.is_new and is_eager():
                 self.letting_in.let_in(args, kwargs)  # before anything that takes time
@@ -128,7 +128,7 @@ class CacheMiss:
         With `retires` for a call that is not `retiring`, and so has to do the same itself.
         """
         find = self._recognized
-        if find is None or is_letting_in():
+        if find is None or this_thread.is_letting_in:
             return None
         entries, recent = self.letting_in, self.recent
         if entries.is_new and recent is not None and is_eager():
@@ -282,7 +282,7 @@ def _cpp_function(cache_miss: CacheMiss, definition: Definition, on_values: Func
 
         def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
             outcome = cache_miss.recognized(args, kwargs, retires=True)
-            return outcome or ((None if is_letting_in() else call(*args, **kwargs)), None, False)
+            return outcome or ((None if this_thread.is_letting_in else call(*args, **kwargs)), None, False)
 
         function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
     cache_miss.letting_in.functions = tuple({id(f): f for f in (function, cpp_function)}.values())

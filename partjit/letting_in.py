@@ -11,7 +11,7 @@ from typing import Any
 
 from partjit._jax.types import PyTree
 
-__all__ = ["LettingIn", "is_letting_in"]
+__all__ = ["LettingIn", "this_thread"]
 
 _MOST_REPLACED = 16
 
@@ -46,12 +46,12 @@ class LettingIn:
             function._clear_cache()
         if self._replaced > _MOST_REPLACED:
             return
-        _here.is_on = True
+        this_thread.is_letting_in = True
         try:
             for function in self.functions:
                 function(*args, **kwargs)
         finally:
-            _here.is_on = False
+            this_thread.is_letting_in = False
         self._count = 1
 
     def take_back(self) -> None:
@@ -72,13 +72,9 @@ class LettingIn:
             function._clear_cache()
 
 
-class _Here(threading.local):
-    is_on = False
+class _OfThread(threading.local):
+    is_letting_in = False
 
 
-_here = _Here()
-
-
-def is_letting_in() -> bool:
-    """Whether this call of this thread only makes an entry, and computes nothing."""
-    return _here.is_on
+this_thread = _OfThread()
+"""Its `is_letting_in` says whether this call of this thread only makes an entry, and computes nothing."""

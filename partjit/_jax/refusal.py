@@ -10,6 +10,9 @@ from partjit._jax.types import PyTree
 
 __all__ = ["leave_refusal", "refusing"]
 
+_swap_trace, _set_trace = core.trace_state_strong_ref.swap_local, core.trace_state_strong_ref.set_local
+_swap_state, _set_state = core.trace_state.swap_local, core.trace_state.set_local
+
 _refused: "contextvars.ContextVar[_Refusal | None]" = contextvars.ContextVar("partjit_refused", default=None)
 
 
@@ -24,16 +27,19 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
         message: that of the exception.
     """
     trace = _Refusal(message)
-    current, set_trace = core.trace_state_strong_ref, core.trace_ctx.set_trace
+    state = trace._weakref
 
     def refused(*args: PyTree, **kwargs: PyTree) -> PyTree:
         _refused.set(trace)
-        outer = current.value
-        set_trace(trace)  # what `core.set_current_trace` does, in half the time
+        outer, outer_state = (
+            _swap_trace(trace),
+            _swap_state(state),
+        )  # as `core.set_current_trace`, in a third of the time
         try:
             return target(*args, **kwargs)
         finally:
-            set_trace(outer)
+            _set_trace(outer)
+            _set_state(outer_state)
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         return contextvars.copy_context().run(refused, *args, **kwargs)

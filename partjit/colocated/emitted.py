@@ -2,7 +2,6 @@
 
 import contextvars
 import dataclasses
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -40,15 +39,7 @@ class SpecializationForExecutables(Specialization):
     """A function specialized for calls that executables make."""
 
     _destinations: Sequence[Destination] | None = None
-    _of_numpy: Callable[..., PyTree]
     _credit = 0.0
-
-    def prepare(self) -> None:
-        """Copies the function for its host, once."""
-        if not self._is_prepared:
-            super().prepare()
-            if self._is_here:
-                self._of_numpy = inspect.unwrap(self._target)
 
     def lanes(self) -> list[Lane]:
         """Those that its calls are in: of their stream, and of the object whose method it is."""
@@ -108,9 +99,7 @@ class SpecializationForExecutables(Specialization):
 
     def _run_observed(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> None:
         assert self.out_specs is not None
-        target, taken = self._of_numpy, arrays
-        if not self._takes_numpy:
-            target, taken = self._target, self._put(arrays)
+        target, taken = (self._target, self._put(arrays)) if self._of_numpy is None else (self._of_numpy, arrays)
         if not events.listeners and not is_profiled() and self.in_specs.are_positional:
             result = target(*taken)
         else:
@@ -145,25 +134,29 @@ class SpecializationForExecutables(Specialization):
         return results
 
     def _answer(self, arrays: Sequence[np.ndarray], node: str) -> Sequence[np.ndarray]:
+        of_numpy = self._of_numpy
         assert self.out_specs is not None
+        assert of_numpy is not None, "only functions of NumPy arrays are waited for"
         try:
             if events.listeners or is_profiled():
                 args, kwargs = self.in_specs.tree.unflatten(arrays)
-                result = contextvars.copy_context().run(self._observed, args, kwargs, node)
+                result = contextvars.copy_context().run(self._observed, of_numpy, args, kwargs, node)
             elif self.in_specs.are_positional:
-                result = self._of_numpy(*arrays)
+                result = of_numpy(*arrays)
             else:
                 args, kwargs = self.in_specs.tree.unflatten(arrays)
-                result = self._of_numpy(*args, **kwargs)
+                result = of_numpy(*args, **kwargs)
         except Exception as error:
             explain_read_only(error, self._name)
             raise
         return self.out_specs.fit_numpy(result, self._name)
 
-    def _observed(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], node: str) -> PyTree:
+    def _observed(
+        self, function: Callable[..., PyTree], args: Sequence[PyTree], kwargs: Mapping[str, PyTree], node: str
+    ) -> PyTree:
         observe = observe_call(self._name, self.own_stream(), node)
         with profiled(self._name):
-            return observe(self._of_numpy)(*args, **kwargs)
+            return observe(function)(*args, **kwargs)
 
     def failure(self, error: BaseException, site: Site) -> Failure:
         """The failure of a call in this thread, made at `site`."""

@@ -9,14 +9,16 @@ from typing import Any
 import jax
 
 from partjit import events
+from partjit._jax.arrays import ArrayImpl
 from partjit._jax.dispatch import is_profiled
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, current_calls, failure_here
 from partjit.colocated.runtime.failures import Site
-from partjit.colocated.runtime.host_values import is_new, put_host_arguments
+from partjit.colocated.runtime.host_values import HostArgument, is_new, put_host_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.numpy_functions import as_numpy, explain_read_only
 from partjit.colocated.runtime.observation import profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -29,10 +31,49 @@ from partjit.colocated.specialization import Specialization
 __all__ = ["SpecializationForPrograms"]
 
 _perf_counter = time.perf_counter
+_ARRAYS = frozenset({ArrayImpl})
+_WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
 
 
 class SpecializationForPrograms(Specialization):
     """A function specialized for calls that programs make."""
+
+    def calling(self, which: Sequence[int], site: Site, node: str = "") -> Callable[..., Sequence[jax.Array]]:
+        """A function that makes a call as `run_for_program`, of the flat arguments.
+
+        Where nothing has to be taken into account, no Python of ours stands between the program and the function but
+        this: each frame takes as long as what it does.
+        """
+
+        def call(*leaves: Any) -> Sequence[jax.Array]:
+            stream = self._stream or current_stream()
+            # No other thread can submit a call to a private stream in between.
+            is_free = self._is_plain and stream.is_private and not stream.calls
+            if not is_free or events.listeners or journal.current is not None or is_profiled():
+                return self.run_for_program(leaves, which, site, node)
+            of_numpy, out_specs = self._of_numpy, self.out_specs
+            assert out_specs is not None
+            try:
+                if of_numpy is None:
+                    if not _ARRAYS.issuperset(map(type, leaves)):
+                        return self.run_for_program(leaves, which, site, node)
+                    returned = [self._target(*leaves)]
+                else:
+                    values = []
+                    for leaf in leaves:
+                        if type(leaf) not in _WITH_NUMPY:
+                            return self.run_for_program(leaves, which, site, node)
+                        values.append(as_numpy(leaf))
+                    returned = [of_numpy(*values)]
+                is_made_there = not which or is_new(returned[0])
+                results = out_specs.fit_flat(returned, self._name)
+                return results if is_made_there else distinct(results, leaves, which)
+            except Exception as error:
+                if of_numpy is not None:
+                    explain_read_only(error, self._name)
+                failure_here(error, self._name, site, stream).raise_()
+
+        return call
 
     def run_for_program(
         self, leaves: Sequence[Any], which: Sequence[int], site: Site, node: str = ""

@@ -86,11 +86,13 @@ class PreparedFunction:
         )
         self._is_prepared = False
         self._is_simple = False  # whether a call takes nothing into account but its lanes; set by `prepare`
+        self._is_plain = False  # whether a call is no more than one of its function with the leaves; set by `prepare`
         self._has_own_thread = self._mode == "stream" or self._stream is not None
         self._pins = Pins(len(leaves))
         self._pins_in_programs: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
-        self._target: Callable[..., PyTree]  # set by `prepare`, as is the next
+        self._target: Callable[..., PyTree]  # set by `prepare`, as are the next two
+        self._of_numpy: Callable[..., PyTree] | None = None  # the function of NumPy arrays that `_target` calls, if so
         self._on_thread: OnThread
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
@@ -134,6 +136,7 @@ class PreparedFunction:
                 paths = argument_paths(self._function.signature, *self.in_specs.tree.unflatten(self.in_specs.leaves))
                 if self._shards is None:
                     check_processes_of_numpy(self._name, paths, self._shardings)
+                self._of_numpy = None if self._is_of_shards else self._target
                 self._target = with_numpy_arguments(self._target, self._name, paths)
             if self._shards is not None and self.out_specs is not None:
                 self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
@@ -151,6 +154,7 @@ class PreparedFunction:
             )
         can_move = self._mode != "inline" and self._host_shardings is None
         self._is_simple = self._is_here and can_move and not self._shows_state and self._ahead is None
+        self._is_plain = self._is_here and self._lane is None and self.in_specs.are_positional
         self._is_prepared = True
 
     def _default_sharding(self, args: Sequence[jax.ShapeDtypeStruct]) -> Callable[[tuple[int, ...], int], Sharding]:

@@ -4,6 +4,7 @@ The law goes through all combinations, of which `make test` takes a sample.
 """
 
 import contextlib
+import functools
 import itertools
 
 import jax
@@ -128,3 +129,26 @@ def test_a_call_is_made_as_its_options_say_wherever_it_is(mesh):
             assert len(rendezvous.logs["calls"]) == times, case
             if not donates:
                 np.testing.assert_array_equal(x, X, err_msg=str(case))
+
+
+def counted(function):
+    """A decorator as users write them, whose wrapper refers to what it wraps."""
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        rendezvous.logs["decorated"].append(1)
+        return function(*args)
+
+    return wrapper
+
+
+def test_a_decorated_function_is_called_with_its_decorations_wherever_it_is():
+    ways = itertools.product(MODES, ["straight", "scan", "loop in a loop"], ["a number", "nothing"])
+    for mode, place, kind in ways:
+        specs, results, used = RESULTS[kind]
+        call = colocated_python(counted(results), out_specs_fn=specs, **MODES[mode])
+        program, count = PLACES[place]
+        rendezvous.clear()
+        jax.block_until_ready(pjit(lambda x: program(lambda x: used(x, call(x)), x))(jnp.asarray(X)))  # noqa: B023
+        colocated.wait()
+        assert len(rendezvous.logs["decorated"]) == count, (mode, place, kind)

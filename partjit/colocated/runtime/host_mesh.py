@@ -3,7 +3,6 @@
 Their arguments are there, and jax refuses to compute with them under a mesh of other devices.
 """
 
-import functools
 from collections.abc import Callable
 
 from jax.sharding import Mesh
@@ -28,7 +27,7 @@ def on_host_mesh(target: Callable[..., PyTree]) -> Callable[..., PyTree]:
         with ambient_mesh_replaced(_of_hosts):
             return target(*args, **kwargs)
 
-    return functools.update_wrapper(call, target, assigned=(), updated=())
+    return call
 
 
 def _of_hosts(mesh: Mesh) -> Mesh:

@@ -1,6 +1,5 @@
 """Functions of NumPy arrays: they get these in place of arrays, and those that promise it do not run jax."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -21,8 +20,7 @@ _WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
 def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
     """A function of arrays that calls `target` with NumPy arrays, which are read-only.
 
-    A NumPy array is a view where one buffer holds the array, else a copy made of its shards. `__wrapped__` of the
-    function is `target`.
+    A NumPy array is a view where one buffer holds the array, else a copy made of its shards.
 
     Args:
         target: takes NumPy arrays.
@@ -51,7 +49,7 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
             explain_read_only(error, name)
             raise
 
-    return functools.update_wrapper(call, target, assigned=(), updated=())
+    return call
 
 
 def explain_read_only(error: BaseException, name: str) -> None:
@@ -78,7 +76,7 @@ def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTre
 def as_numpy(array: jax.Array) -> np.ndarray:
     """The read-only NumPy array of an array."""
     value = to_numpy.as_numpy(array)
-    if value.flags.writeable:
+    if type(array) is not ArrayImpl and value.flags.writeable:  # those that jax makes are read-only
         value = value.view()
         value.flags.writeable = False
     return value

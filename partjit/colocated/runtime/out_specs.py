@@ -109,11 +109,14 @@ class OutSpecs:
 
     def fit_flat(self, returned: Sequence[PyTree], name: str) -> list[jax.Array]:
         """As `fit`, flat."""
-        if self._is_none and returned[0] is None:
+        if self.is_leaf:
+            kind = type(returned[0])
+            if kind is self._scalar_type:
+                return [self.leaves[0].put_numpy(np.asarray(returned[0]))]
+            if kind is ArrayImpl and [self._glance(returned[0])] == self._seen and self._are_laid_out(returned):
+                return [returned[0]]
+        elif self._is_none and returned[0] is None:
             return []
-        is_array = self.is_leaf and type(returned[0]) is ArrayImpl
-        if is_array and [self._glance(returned[0])] == self._seen and self._are_laid_out(returned):
-            return [returned[0]]
         if not self._are_large:
             arrays = self._as_specified(returned[0])
             if arrays is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import treedef_is_leaf
 
 from partjit._jax.dispatch import FastPath, fast_path_then
 from partjit._jax.types import PyTree, PyTreeDef
@@ -103,12 +104,13 @@ class AfterFirst:
         if own is None or any(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in first.outputs):
             return None
 
+        is_leaf = treedef_is_leaf(tree)
+
         def go_on(results: Sequence[jax.Array], args: Sequence[Any]) -> PyTree:
             try:
-                if not inputs:
-                    return tree.unflatten(execute(*results))
                 read = [args[i] if to is None else to.argument(args[i]) for i, to in inputs]
-                return tree.unflatten(execute(*results, *read))
+                own = execute(*results, *read)
+                return own[0] if is_leaf else tree.unflatten(own)
             except BaseException as error:
                 keep_results(error, plan, tree, direct)
                 raise

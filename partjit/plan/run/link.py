@@ -321,12 +321,8 @@ def _caller(
     """A function that makes a call, in this thread or on another; `of_one` are the values that one node alone reads."""
     site, distinct, node = call.site, call.distinct, call.name
     pinned = [None if v in of_one and not flag else flag for v, flag in zip(call.inputs, call.pinned, strict=True)]
-
-    def run(*leaves: jax.Array) -> Sequence[jax.Array]:
-        return specialization.run_for_program(leaves, distinct, site, node)
-
     if call.is_inline:
-        return run
+        return specialization.calling(distinct, site, node)
     is_at_once = is_made_if_brief and bool(call.outputs)
     return specialization.submitting(pinned, site, node, is_run_here=call.is_before_inline, is_made_if_brief=is_at_once)
 

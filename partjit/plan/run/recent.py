@@ -68,8 +68,6 @@ _Front: TypeAlias = tuple[_Typed, Callable[..., _Continue | None], bool]
 fragments, and returns what does the rest; and whether one of those reads leaves that are no arguments themselves: then
 all are given the flat arguments."""
 
-_NOT_BY_FRONT = object()
-"""For a call that the C++ function does not recognize, or that it is not asked about."""
 _LEAST, _LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
@@ -127,9 +125,9 @@ class Recent:
         ):
             for known, front, is_flat in self._fronts:
                 if known == statics:
-                    result = self._by_front(front, is_flat, args, kwargs, retires)
-                    if result is not _NOT_BY_FRONT:
-                        return result, None, False
+                    outcome = self._by_front(front, is_flat, args, kwargs, retires)
+                    if outcome is not None:
+                        return outcome
                     break
         flat = _flat(args, kwargs)
         if flat is None:
@@ -255,25 +253,25 @@ class Recent:
         args: tuple[PyTree, ...],
         kwargs: dict[str, PyTree],
         retires: bool,
-    ) -> PyTree:
-        """The result of a call that C++ recognizes, and whose first fragment it dispatches; else `_NOT_BY_FRONT`."""
+    ) -> tuple[PyTree, None, bool] | None:
+        """The outcome of a call that C++ recognizes, and whose first fragment it dispatches, or None."""
         leaves: Sequence[Any] = args
         if retires or is_flat:
             try:
                 leaves = tree_leaves((args, kwargs))
             except ValueError:  # keys that do not compare
-                return _NOT_BY_FRONT
+                return None
             if retires and len({*map(id, leaves)}) < len(leaves):
-                return _NOT_BY_FRONT
+                return None
         for leaf in leaves:
             if type(leaf) is int and not _LEAST <= leaf <= _LARGEST:
-                return _NOT_BY_FRONT  # whoever does not know the call says which integer has too many bits
+                return None  # whoever does not know the call says which integer has too many bits
         go_on = front(*args, **kwargs)
         if go_on is None:
-            return _NOT_BY_FRONT
+            return None
         if retires:  # what the first fragment has consumed, while the devices compute
             delete_consumed(leaves)
-        return go_on(leaves if is_flat else args)
+        return go_on(leaves if is_flat else args), None, False
 
     def _learn_by_front(
         self, statics: _Typed, is_flat: bool, *args: PyTree, **kwargs: PyTree
