@@ -237,7 +237,17 @@ def numpy_putter(
     devices = [*device_list(sharding)]
     put = put_explicitly if is_explicit else _put
     if sharding.is_fully_replicated:
-        return lambda value: put(aval, sharding, [value] * len(devices), devices, committed)
+        count = len(devices)
+        if aval.dtype in _OF_64_BITS:
+            return lambda value: put(aval, sharding, [value] * count, devices, committed)
+
+        def put_everywhere(value: np.ndarray) -> jax.Array:
+            try:
+                return xc.batched_device_put(aval, sharding, [value] * count, devices, committed)
+            except jax.errors.JaxRuntimeError:  # of a guard
+                return put(aval, sharding, [value] * count, devices, committed)
+
+        return put_everywhere
     indices = [sharding.addressable_devices_indices_map(aval.shape)[device] for device in devices]
     return lambda value: put(aval, sharding, [value[index] for index in indices], devices, committed)
 

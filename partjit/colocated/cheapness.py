@@ -22,9 +22,11 @@ class Cheapness:
 
     def measured(self, seconds: float, alone: float | None = None) -> None:
         """Takes note of how long a call took; `alone` without the wait for its arguments, if that is known."""
+        self._calls += 1
+        if seconds < _CHEAP_SECONDS and self._in_a_row == self._alone_in_a_row == _MOST_IN_A_ROW:  # as a rule
+            return
         self._in_a_row = _in_a_row(self._in_a_row, seconds)
         self._alone_in_a_row = _in_a_row(self._alone_in_a_row, seconds if alone is None else alone)
-        self._calls += 1
 
     @property
     def is_shown(self) -> bool:

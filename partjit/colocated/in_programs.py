@@ -164,12 +164,15 @@ class SpecializationForPrograms(Specialization):
         None if it would have to wait for its turn, or if somebody observes or records it.
         """
         stream = current_stream()
-        if not stream.is_private or stream.calls or current_calls() or PendingArray in map(type, leaves):
+        if not stream.is_private or stream.calls or current_calls():
             return None
         if events.listeners or journal.current is not None or is_profiled():
             return None
-        if not self._takes_numpy:
-            leaves = put_host_arguments(leaves, when_used=not self._is_of_shards)
+        if not _ARRAYS.issuperset(map(type, leaves)):
+            if PendingArray in map(type, leaves):
+                return None
+            if not self._takes_numpy:
+                leaves = put_host_arguments(leaves, when_used=not self._is_of_shards)
         run = functools.partial(self._run_plainly, leaves, range(len(out_specs.leaves)), out_specs)
         started = _perf_counter()
         try:

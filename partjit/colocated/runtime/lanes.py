@@ -175,7 +175,15 @@ def _is_waited_for(lane: Lane) -> bool:
 
 
 def _append_if_free(call: Call) -> bool:
-    return not [lane for lane in call.lanes if lane.calls] and _append(call) is True
+    for lane in call.lanes:
+        if lane.calls:
+            return False
+    if call.entering is not None and _is_given_up_entering(call):
+        return False
+    for lane in call.lanes:
+        _busy[lane] = None
+        lane.calls.append(call)
+    return True
 
 
 # Leaving

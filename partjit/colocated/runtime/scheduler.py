@@ -200,10 +200,17 @@ def _run_if_free(call: Call, presence: Presence) -> Any:
         presence.leave()
         return NOT_FREE
     try:
-        return _run_body(call)
+        here = current_calls()
+        here.append(call)
+        try:  # as `_run_body`, without a frame for each
+            assert call.body is not None
+            return call.body()
+        finally:
+            here.remove(call)
     finally:
         call.body = None
-        _leave(call)
+        for follower in lanes.end(call):
+            _start(follower)
         presence.leave()
 
 
