@@ -110,6 +110,8 @@ class PreparedFunction:
 
     def prepare(self) -> None:
         """Copies the function for its host and determines what it returns, once."""
+        if self._is_prepared:
+            return
         # A finalizer that interrupts a submission must not wait.
         lanes = [] if scheduler.is_changing_lanes() else [self._preparation]
         scheduler.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
