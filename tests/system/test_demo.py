@@ -41,15 +41,20 @@ def run(*options, cwd):
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def start(*options, cwd):
+def environment():
     # The demo chooses its own number of virtual devices, whatever this environment says.
     env = {name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
     # The plain output, eighty columns wide, also where the caller's environment asks for colours or another width.
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
         env.pop(name, None)
-    env |= {"COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "JAX_PLATFORMS": "cpu"}
+    return env | {"COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "JAX_PLATFORMS": "cpu"}
+
+
+def start(*options, cwd):
     command = [sys.executable, "-W", "error", str(DEMO), *map(str, options)]
-    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
 
 
 def metrics_in(folder):
@@ -161,37 +166,79 @@ def test_other_mesh_and_one_step(text, tmp_path):
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--mesh", "4x2"], "--mesh: expected a size for each of two axes, like data=4,model=2, got '4x2'"),
-        (["--mesh", "data=4,heads=2"], "--mesh: expected a size for each of two axes, like data=4,model=2"),
-        (["--mesh", "data=0,model=2"], "--mesh: expected a size for each of two axes, like data=4,model=2"),
-        (["--mesh", "data=8,model=2"], "--mesh: 8 x 2 devices are more than the 8 there are; use smaller sizes"),
-        (["--mesh", "data=3,model=2"], "--mesh: data=3 does not divide the 32 rows of a batch; use a power of two"),
-        (["--mesh", "data=1,model=8"], "--mesh: model=8 does not divide the 4 attention heads; use a power of two"),
-        (["--steps", "0"], "--steps: expected a whole number, 1 or more, got '0'"),
-        (["--steps", "many"], "--steps: expected a whole number, 1 or more, got 'many'"),
-        (["--steps"], "--steps: expected one argument"),
-        (
-            ["--text", "no-such-file"],
-            "--text: cannot read 'no-such-file' (No such file or directory); give a text file",
-        ),
-        (["--save-every", "0"], "--save-every: expected a whole number, 1 or more, got '0'"),
-        (["--resume"], "--resume: there is no checkpoint in 'train_char_lm'; start without it"),
-        (["--out", str(DEMO)], f"--out: cannot write to {str(DEMO)!r} (File exists); give another folder"),
-        (["--epochs", "3"], "unrecognized arguments: --epochs 3"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_option_is_one_line(options, expected, tmp_path):
-    result = run(*options, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
+BAD_OPTIONS = [
+    (["--mesh", "4x2"], "--mesh: expected a size for each of two axes, like data=4,model=2, got '4x2'"),
+    (["--mesh", "data=4,heads=2"], "--mesh: expected a size for each of two axes, like data=4,model=2"),
+    (["--mesh", "data=0,model=2"], "--mesh: expected a size for each of two axes, like data=4,model=2"),
+    (["--mesh", "data=8,model=2"], "--mesh: 8 x 2 devices are more than the 8 there are; use smaller sizes"),
+    (["--mesh", "data=3,model=2"], "--mesh: data=3 does not divide the 32 rows of a batch; use a power of two"),
+    (["--mesh", "data=1,model=8"], "--mesh: model=8 does not divide the 4 attention heads; use a power of two"),
+    (["--steps", "0"], "--steps: expected a whole number, 1 or more, got '0'"),
+    (["--steps", "many"], "--steps: expected a whole number, 1 or more, got 'many'"),
+    (["--steps"], "--steps: expected one argument"),
+    (
+        ["--text", "no-such-file"],
+        "--text: cannot read 'no-such-file' (No such file or directory); give a text file",
+    ),
+    (["--save-every", "0"], "--save-every: expected a whole number, 1 or more, got '0'"),
+    (["--resume"], "--resume: there is no checkpoint in 'train_char_lm'; start without it"),
+    (["--out", str(DEMO)], f"--out: cannot write to {str(DEMO)!r} (File exists); give another folder"),
+    (["--epochs", "3"], "unrecognized arguments: --epochs 3"),
+]
+
+# The imports take most of the time of a process that ends at once, so one does them for all.
+FORKED = """
+import os, runpy, sys, warnings
+warnings.simplefilter("ignore")
+os.environ |= {"NPROC": "32", "JAX_NUM_CPU_DEVICES": "8"}  # as the demo does
+import rich.console, rich.progress, rich.table, partjit.colocated
+demo, *folders = sys.argv[1:]
+for folder in folders:
+    if (pid := os.fork()):
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status))
+        continue
+    warnings.simplefilter("error")
+    with open(folder + ".options") as options:
+        sys.argv = [demo, *options.read().splitlines()]
+    os.chdir(folder)
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(f"{folder}.{name}", os.O_WRONLY | os.O_CREAT), number)
+    try:
+        runpy.run_path(demo, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """What the demo says to each of the bad options: its exit code, output and errors, and the folder it ran in."""
+    base = tmp_path_factory.mktemp("refusals")
+    folders = [base / str(i) for i in range(len(BAD_OPTIONS))]
+    for folder, (options, _) in zip(folders, BAD_OPTIONS, strict=True):
+        folder.mkdir()
+        folder.with_suffix(".options").write_text("\n".join(options))
+    command = [sys.executable, "-c", FORKED, str(DEMO), *map(str, folders)]
+    codes = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    return [
+        (int(code), folder.with_suffix(".out").read_text(), folder.with_suffix(".err").read_text(), folder)
+        for code, folder in zip(codes.splitlines(), folders, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(BAD_OPTIONS)), ids=[" ".join(options) for options, _ in BAD_OPTIONS])
+def test_bad_option_is_one_line(number, refusals):
+    code, stdout, stderr, folder = refusals[number]
+    assert code == 2
+    assert stdout == ""
+    (line,) = stderr.splitlines()
     assert line.startswith("train_char_lm.py: error: ")
-    assert expected in line
-    assert [*tmp_path.iterdir()] == []
+    assert BAD_OPTIONS[number][1] in line
+    assert [*folder.iterdir()] == []
 
 
 @pytest.mark.parametrize("size", [0, 649])
