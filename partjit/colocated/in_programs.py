@@ -46,25 +46,15 @@ class SpecializationForPrograms(Specialization):
         """
 
         def call(*leaves: Any) -> Sequence[jax.Array]:
-            stream = self._stream or current_stream()
+            stream, of_numpy, out_specs = self._stream or current_stream(), self._of_numpy, self.out_specs
             # No other thread can submit a call to a private stream in between.
-            is_free = self._is_plain and stream.is_private and not stream.calls
-            if not is_free or events.listeners or journal.current is not None or is_profiled():
+            is_plain = self._is_plain and stream.is_private and not stream.calls
+            if not is_plain or out_specs is None or events.listeners or journal.current is not None or is_profiled():
                 return self.run_for_program(leaves, which, site, node)
-            of_numpy, out_specs = self._of_numpy, self.out_specs
-            assert out_specs is not None
+            if not (_ARRAYS if of_numpy is None else _WITH_NUMPY).issuperset(map(type, leaves)):
+                return self.run_for_program(leaves, which, site, node)
             try:
-                if of_numpy is None:
-                    if not _ARRAYS.issuperset(map(type, leaves)):
-                        return self.run_for_program(leaves, which, site, node)
-                    returned = [self._target(*leaves)]
-                else:
-                    values = []
-                    for leaf in leaves:
-                        if type(leaf) not in _WITH_NUMPY:
-                            return self.run_for_program(leaves, which, site, node)
-                        values.append(as_numpy(leaf))
-                    returned = [of_numpy(*values)]
+                returned = [self._target(*leaves) if of_numpy is None else of_numpy(*map(as_numpy, leaves))]
                 is_made_there = not which or is_new(returned[0])
                 results = out_specs.fit_flat(returned, self._name)
                 return results if is_made_there else distinct(results, leaves, which)
