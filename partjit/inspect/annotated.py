@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.core import ShapedArray
 from jax.extend.source_info_util import SourceInfo
 from jax.sharding import Mesh
@@ -17,7 +18,7 @@ from partjit.inspect.user_lines import Site, is_installed, nearest_lines
 from partjit.records import quick_dataclass
 from partjit.shardy import TensorSharding
 
-__all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_axes", "shown_spec"]
+__all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "element_bits", "shown_axes", "shown_spec"]
 
 
 def shown_spec(spec: P) -> str:
@@ -38,6 +39,15 @@ def shown_axes(axes: Sequence[tuple[str, ...] | None]) -> str:
         "P(('data', 'model'), None, 'x')"
     """
     return shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
+
+
+def element_bits(dtype: Any) -> int:
+    """The bits of an element in memory, where several of fewer than eight share a byte, as XLA packs int4."""
+    return jax.dtypes.itemsize_bits(dtype) if dtype.itemsize == 1 else 8 * dtype.itemsize
+
+
+def _nbytes(shape: Sequence[int], dtype: Any) -> int:
+    return -(-math.prod(shape) * element_bits(dtype) // 8)
 
 
 @quick_dataclass()
@@ -104,12 +114,12 @@ class AnnotatedValue:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole array."""
-        return math.prod(self.aval.shape) * self.aval.dtype.itemsize if self.is_array else 0
+        return _nbytes(self.aval.shape, self.aval.dtype) if self.is_array else 0
 
     @property
     def nbytes_per_device(self) -> int:
         """Bytes of the largest shard."""
-        return math.prod(self.shard_shape) * self.aval.dtype.itemsize if self.is_array else 0
+        return _nbytes(self.shard_shape, self.aval.dtype) if self.is_array else 0
 
     @property
     def is_replicated(self) -> bool:

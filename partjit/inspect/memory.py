@@ -167,10 +167,14 @@ def needs_of(
         return found
 
     body, collectives = skeleton.body, [*collectives]
-    in_bytes = [size(var) if is_passed else 0 for var, is_passed in zip(body.invars, skeleton.passed, strict=True)]
-    arguments = sum(in_bytes) + sum(map(size, body.constvars))
+
+    def packed(var: Variable) -> int:
+        return _packed(var, size(var))
+
+    in_bytes = [packed(var) if is_passed else 0 for var, is_passed in zip(body.invars, skeleton.passed, strict=True)]
+    arguments = sum(in_bytes) + sum(map(packed, body.constvars))
     results = [
-        (var, shard(var.shape, var.itemsize, sharding))
+        (var, _packed(var, shard(var.shape, var.itemsize, sharding)))
         for var, sharding in zip(body.outvars, returned, strict=True)
         if isinstance(var, Variable)
     ]
@@ -178,9 +182,9 @@ def needs_of(
     flags = zip(in_bytes, donated, strict=True)
     given = [nbytes for nbytes, is_donated in flags if is_donated and nbytes]
     aliased = _reused(given, out_bytes)
-    reused = _reused(given, [min(size(var), nbytes) for var, nbytes in results])  # before anything is gathered
+    reused = _reused(given, [min(packed(var), nbytes) for var, nbytes in results])  # before anything is gathered
     at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), reused)
-    computed = sum(_computed(body, var, size(var), nbytes) for var, nbytes in results)
+    computed = sum(_computed(body, var, packed(var), nbytes) for var, nbytes in results)
     peak = max(arguments + computed - reused + at_peak.total, arguments + sum(out_bytes) - aliased)
     bounds = range_of(skeleton, peak, at_peak, (collectives, moves), size, is_cpu)
     return Needs(arguments, sum(out_bytes), aliased, peak, at_peak, bounds)
@@ -212,6 +216,11 @@ def _is_generated(body: Body, var: Variable) -> bool:
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
     parts = (math.prod(sizes) for sizes in sharding.parts)
     return math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False)) * itemsize
+
+
+def _packed(var: Variable, nbytes: int) -> int:
+    """The bytes of an argument or result; XLA computes with the elements of types of four bits as bytes."""
+    return nbytes if var.bits == 8 * var.itemsize else -(-nbytes // var.itemsize * var.bits // 8)
 
 
 def _reused(donated: Iterable[int], results: Iterable[int]) -> int:

@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from partjit._jax.jaxprs import Atom, control_flow_kind, type_of
-from partjit.inspect.annotated import AnnotatedEquation
+from partjit.inspect.annotated import AnnotatedEquation, element_bits
 from partjit.inspect.flattening import flattened
 from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.loop_counts import loop_counts
@@ -46,11 +46,13 @@ class Variable:
     Attributes:
         number: of its array in the inlined program; None if it has none.
         shape, itemsize: of the array.
+        bits: of an element in memory, where several of fewer than eight share a byte.
     """
 
     number: int | None
     shape: tuple[int, ...]
     itemsize: int
+    bits: int
 
     @property
     def ndim(self) -> int:
@@ -230,7 +232,8 @@ class _Conversion:
             aval, number = var.aval, self._inlined.numbers.get(var)
             is_array = isinstance(aval, ShapedArray)
             shape, itemsize = (aval.shape, aval.dtype.itemsize) if is_array else ((), 0)
-            self._variables[var] = Variable(number if is_array else None, shape, itemsize)
+            bits = element_bits(aval.dtype) if is_array else 0
+            self._variables[var] = Variable(number if is_array else None, shape, itemsize, bits)
         return self._variables[var]
 
     def _atom(self, atom: Atom) -> Variable | str:
@@ -242,7 +245,7 @@ class _Conversion:
         if not is_in_windows(eqn):
             return [whole]
         (result,) = whole.outvars
-        within = Variable(result.number, result.shape, result.itemsize)
+        within = Variable(result.number, result.shape, result.itemsize, result.bits)
         added = dataclasses.replace(
             whole, name=WINDOWS, invars=(within,), number=None, computed=None, transposed=(), in_library=False
         )

@@ -11,7 +11,7 @@ from tests.census import saw, sees
 
 
 def variable():
-    return Variable(None, (8,), 4)
+    return Variable(None, (8,), 4, 32)
 
 
 def equation(*operands):

@@ -132,18 +132,17 @@ def test_an_array_that_is_passed_twice_and_donated_is_refused_before_calls(meeti
     step = pjit(lambda x, w: (x + call(), w["a"] * 3), donate_argnums=donated)
     x = jnp.ones(4)
     run = step.lower(x, {"a": x + 1}).compile() if is_compiled else step
-    for _ in range(2):
+    for count in range(3):  # of the calls that were made; later ones are recognized
         with pytest.raises(RuntimeError, match="donated") as raised:
             run(x, {"a": x})
         pair, named = ("w['a'] and x", "w['a']") if donated == 1 else ("x and w['a']", "x")
         text = f"{pair} of <lambda> are one array, of type float32[4], and {named} is donated: pass a copy of it"
         refused_by_dispatch = USE_OF_DONATED_BUFFERS_CRASHES and not is_compiled
         assert ("passed a second time" if refused_by_dispatch else text) in str(raised.value)
-    colocated.wait(timeout=60)
-    assert not meeting.logs["calls"]
-    assert not x.is_deleted()
-    jax.block_until_ready(run(x, {"a": jnp.copy(x)}))
-    assert len(meeting.logs["calls"]) == 1
+        colocated.wait(timeout=60)
+        assert len(meeting.logs["calls"]) == count
+        assert not x.is_deleted()
+        jax.block_until_ready(run(jnp.copy(x), {"a": jnp.copy(x)}))
 
 
 @pytest.mark.skipif(USE_OF_DONATED_BUFFERS_CRASHES, reason="the dispatch refuses all")

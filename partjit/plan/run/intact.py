@@ -18,7 +18,7 @@ from partjit.plan.ir.plan import PlanData
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 
-__all__ = ["read_after_calls", "refuse_shared", "refusing_deleted"]
+__all__ = ["read_after_calls", "refusing_deleted", "refusing_shared"]
 
 
 def read_after_calls(plan: Plan) -> frozenset[Value]:
@@ -40,33 +40,43 @@ def _read(nodes: Sequence[Node]) -> set[Value]:
     return read
 
 
-def refuse_shared(plan: Plan, args: Sequence[Any], default: Sharding) -> None:
-    """Raises if an array is passed as two arguments of a plan, of which one is donated before the other was read.
-
-    It takes too long for calls that are recognized, which fail as jax says.
+def refusing_shared(
+    execute: Callable[..., Sequence[Any]], plan: Plan, sharding_of: Callable[[Value], Sharding]
+) -> Callable[..., Sequence[Any]]:
+    """The function of a plan that raises if an array is two of its arguments and donated as one before it read both.
 
     Args:
+        execute: the function.
         plan: the plan.
-        args: those of the call.
-        default: the sharding of values whose own the plan leaves open.
+        sharding_of: the sharding of a value of the plan.
     """
-    if not plan.released or len({*map(id, args)}) == len(args):
-        return
-    same: dict[int, list[int]] = {}
-    for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
-        # Of others the plan gets copies.
-        if isinstance(arg, jax.Array) and arg.sharding.is_equivalent_to(value.sharding or default, arg.ndim):
-            same.setdefault(id(arg), []).append(i)
+    if not plan.released:
+        return execute
+    paths = dict(zip(plan.inputs, plan.paths, strict=True))
     last = {value: i for i, node in enumerate(plan.nodes) for value in _read([node])}
     last.update(dict.fromkeys(plan.outputs, len(plan.nodes)))
-    for i, j in (pair for group in same.values() for pair in itertools.permutations(group, 2)):
-        donated, other = plan.inputs[i], plan.inputs[j]
-        # It is given away where it is read for the last time.
-        if donated in plan.released and other in last and last[other] >= last.get(donated, -1):
-            raise RuntimeError(
-                f"{plan.paths[i]} and {plan.paths[j]} of {plan.name} are one array, of type "
-                f"{args[i].aval.str_short()}, and {plan.paths[i]} is donated: pass a copy of it, or do not donate it"
-            )
+
+    def refuse(args: Sequence[Any]) -> None:
+        same: dict[int, list[Value]] = {}
+        for value, arg in zip(plan.inputs, args, strict=True):
+            # Of others the dispatch makes copies.
+            if isinstance(arg, jax.Array) and arg.sharding.is_equivalent_to(sharding_of(value), arg.ndim):
+                same.setdefault(id(arg), []).append(value)
+        for donated, other in (pair for group in same.values() for pair in itertools.permutations(group, 2)):
+            # It is given away where it is read for the last time.
+            if donated in plan.released and other in last and last[other] >= last.get(donated, -1):
+                path, kind = paths[donated], donated.aval.str_short()
+                raise RuntimeError(
+                    f"{path} and {paths[other]} of {plan.name} are one array, of type {kind}, and {path} is donated: "
+                    "pass a copy of it, or do not donate it"
+                )
+
+    def execute_unless_shared(*args: Any) -> Sequence[Any]:
+        if len({*map(id, args)}) < len(args):
+            refuse(args)
+        return execute(*args)
+
+    return execute_unless_shared
 
 
 def refusing_deleted(

@@ -61,7 +61,7 @@ from partjit.plan.run.counters import counting_along, given_numbers, integer_of_
 from partjit.plan.run.direct import LeftToDispatch, left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.host_thread import running_in_host_thread
-from partjit.plan.run.intact import read_after_calls, refusing_deleted
+from partjit.plan.run.intact import read_after_calls, refusing_deleted, refusing_shared
 from partjit.plan.run.moving import mover, typed_on, value_of
 from partjit.plan.run.observe import observed
 from partjit.plan.run.run import Execute, Run
@@ -197,8 +197,10 @@ def link(
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
     late = read_after_calls(plan)
-    with_events = direct.putting(refusing_deleted(observed(plan, code, name, dict(namespace)), plan, plan, late))
-    execute = direct.putting(refusing_deleted(_defined(code, name, namespace), plan, plan, late))
+    with_events = refusing_deleted(observed(plan, code, name, dict(namespace)), plan, plan, late)
+    with_events = direct.putting(refusing_shared(with_events, plan, sharding_of))
+    execute = refusing_deleted(_defined(code, name, namespace), plan, plan, late)
+    execute = direct.putting(refusing_shared(execute, plan, sharding_of))
     is_other_set = is_other_mesh_set(mesh)
     if is_other_set:  # functions compute with arrays over that of the program
         execute, with_events = partial(_executed_under, mesh, execute), partial(_executed_under, mesh, with_events)

@@ -33,7 +33,6 @@ from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for, failing_everywhere, moving_with_all
-from partjit.plan.run.intact import refuse_shared
 from partjit.plan.run.link import LoweredFragment, compile_fragments, link, lower_fragment
 from partjit.plan.run.moving import typed_on
 from partjit.plan.run.run import Run
@@ -184,11 +183,7 @@ class Placing:
 
 
 def placing_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Placing:
-    """What has to be done with arguments like these, in a program on the user's mesh.
-
-    Raises:
-        RuntimeError: an array is passed as two arguments, of which one is donated.
-    """
+    """What has to be done with arguments like these, in a program on the user's mesh."""
     readers: dict[Value, list[Node]] = {}
     for node in walk(plan.nodes):
         if isinstance(node, Fragment) and node.by_one_device:  # which takes what there is
@@ -198,7 +193,6 @@ def placing_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Placing:
     for_calls = _read_by_calls_alone(plan)
     moves, waits = [], []
     default = typed_on(mesh, default_sharding_for(plan, args).sharding)
-    refuse_shared(plan, args, default)
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
         by_call = any(not isinstance(node, Fragment) for node in nodes)
