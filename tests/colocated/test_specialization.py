@@ -166,6 +166,9 @@ def test_a_sharding_in_in_specs_is_held_to_by_meaning(mesh):
     f(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P(("x",)))))
     with pytest.raises(ValueError, match=r"x is float32\[8\] with .*spec=P\('y',\).*but its spec says"):
         f(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("y"))))
+    for other in (3, [3.0], np.zeros(6, np.float32), np.zeros((), np.float32), np.zeros((8, 8), np.float32)):
+        with pytest.raises(ValueError, match="in_specs do not fit the arguments: "):  # it is not put there before
+            f(other)
     left_open = colocated_python(identity).specialize(in_specs=((SPEC,), {}), out_specs_fn=identity)
     for device in (0, 3, 0):
         assert left_open(put(device=device)).devices() == {jax.devices()[device]}
