@@ -69,8 +69,8 @@ class Definition:
         """What the function is called in messages."""
         return self.function.name
 
-    def check_ahead(self, paths: Sequence[str], tree: PyTreeDef) -> None:
-        """Raises ValueError if `run_ahead` is given and calls with such arguments cannot be made ahead.
+    def check_arguments(self, paths: Sequence[str], tree: PyTreeDef) -> None:
+        """Raises ValueError if the options are for calls with arguments and there are none, or the other way round.
 
         Args:
             paths, tree: those of the arguments.
@@ -84,6 +84,10 @@ class Definition:
             )
         if options.run_ahead and options.mode == "inline":
             raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {self.name} has mode='inline'")
+        if options.layout == "per_shard" and not paths:
+            raise ValueError(
+                f"layout='per_shard' calls {self.name} with the shards of its arguments, and there are none"
+            )
 
 
 def options_of_calls(function: HostFunction, options: Options) -> Options:

@@ -138,6 +138,21 @@ def test_what_an_item_cannot_be_is_refused(item, error, message):
         colocated_python(identity, **item)
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_what_out_specs_fn_raises_says_where_it_is_from(is_traced):
+    f = colocated_python(lambda x, y: x, out_specs_fn=lambda x: x)
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given") as caught:
+        partjit.pjit(lambda x, y: f(x, y))(put(), put()) if is_traced else f(put(), put())
+    assert caught.value.__notes__[0].startswith("This is from out_specs_fn, called as the function is")
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_calls_of_shards_without_arguments_are_refused(is_traced):
+    f = colocated_python(lambda: 1.0, layout="per_shard", out_specs=SPEC, devices=jax.devices())
+    with pytest.raises(ValueError, match="layout='per_shard' calls <lambda> with the shards of its arguments, and"):
+        partjit.pjit(lambda: f())() if is_traced else f()
+
+
 def test_arguments_are_held_to_in_specs():
     f = colocated_python(lambda x, y: x).specialize(in_specs=((SPEC,), {"y": SPEC}))
     f(put(), y=put())

@@ -114,9 +114,7 @@ class TracedCalls:
                     f"{path} of the colocated function {name} has the hijax type {type(aval).__name__}, and a function "
                     "is called with arrays in a program: give it the arrays of the value"
                 )
-        definition.check_ahead(paths, tree)
-        if options.layout == "per_shard" and not avals:
-            raise ValueError(f"layout='per_shard' calls {name} with the shards of its arguments, and there are none")
+        definition.check_arguments(paths, tree)
         in_shardings: tuple[NamedSharding | None, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
