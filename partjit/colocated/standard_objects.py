@@ -3,13 +3,16 @@
 Cloudpickle names the file of every code object `<dynamic-code>` since 3.1.3, so that its pickles are the same wherever
 a function is defined. A traceback through a copied function would then show neither a file nor its lines. What the
 decorators of `functools` and `contextlib` make, it looks for by name, or finds a lock, weak references or a generator
-in it.
+in it. Of a file of text that can be read, `open(path, "a+")` among them, it makes a StringIO of the text: what a
+function writes to that would be lost.
 
 A worker process loads this module without its package: it may import nothing but the standard library.
 """
 
 import contextlib
 import functools
+import io
+import pickle
 import sys
 import types
 import weakref
@@ -29,6 +32,9 @@ def reduced_standard_object(pickler: Any, obj: Any, *, has_own_main: bool = Fals
         pickler: the pickler.
         obj: the object.
         has_own_main: whether the reader has another `__main__`.
+
+    Raises:
+        pickle.PicklingError: it is an open file.
     """
     kind = type(obj)
     if kind is types.CodeType:
@@ -42,6 +48,8 @@ def reduced_standard_object(pickler: Any, obj: Any, *, has_own_main: bool = Fals
         return kind, (), None, None, iter([*obj.items()])
     if kind is _MANAGER and hasattr(obj, "func"):  # has not been entered: as a decorator, it is made anew by each call
         return kind, (obj.func, obj.args, obj.kwds)
+    if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+        raise pickle.PicklingError(f"an open file cannot be copied: {getattr(obj, 'name', obj)!r}")
     return None
 
 
