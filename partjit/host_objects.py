@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class HostReference:
     """The place of an object that each execution of a program, or each call of a colocated function, is given.
 
@@ -62,6 +62,16 @@ class HostReference:
         raise TypeError(self._problem)
 
     __bool__ = __iter__ = __len__ = __index__ = __int__ = __float__ = __call__ = __getitem__ = __jax_array__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __contains__ = __format__ = __fspath__ = __enter__ = _refuse
+
+    def __eq__(self, other: object) -> bool:
+        if not _is_object(other):  # as are those of the places that structures and caches compare
+            self._refuse()
+        return isinstance(other, HostReference) and (self.owner, self.path) == (other.owner, other.path)
+
+    def __hash__(self) -> int:
+        return hash((self.owner, self.path))
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(self._problem, name=name, obj=self)

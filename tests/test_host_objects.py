@@ -1,6 +1,7 @@
 """Objects that are no arrays: host arguments of programs, constants of traced functions, arguments of eager calls."""
 
 import gc
+import os
 import pathlib
 import weakref
 from functools import partial
@@ -229,6 +230,14 @@ MISUSES = {
     "an attribute": lambda x, config: x * config.rate,
     "an item": lambda x, config: x * config["rate"],
     "a loop": lambda x, config: [x for _ in config],
+    "a comparison": lambda x, config: x if config == {"rate": 0.1} else 2 * x,
+    "a negated comparison": lambda x, config: 2 * x if config != {"rate": 0.1} else x,
+    "a place among others": lambda x, config: x if config in [{"rate": 0.1}] else 2 * x,
+    "a member": lambda x, config: x if "rate" in config else 2 * x,
+    "an order": lambda x, config: x if config > 3 else 2 * x,
+    "a text": lambda x, config: {f"{config}": x},
+    "a part of a text": lambda x, config: {"a" + config: x},
+    "a path": lambda x, config: {os.path.join(config, "a"): x},
 }
 
 

@@ -87,8 +87,8 @@ class SpecializationCache:
             stream: the stream of its calls, unless the options name one.
 
         Raises:
-            ValueError: an argument is not an array, or contradicts `in_specs`; or there are no, or several, device
-                lists.
+            ValueError: an argument is not an array; the arguments contradict the options; or there are no, or several,
+                device lists.
         """
         name, options = definition.name, definition.options
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -97,6 +97,7 @@ class SpecializationCache:
             return argument_paths(definition.function.signature, args, kwargs)
 
         def make() -> Specialization:
+            definition.check_arguments(paths(), tree)
             is_of_objects = not leaves and has_objects(tree)
             devices = options.devices or (None if leaves else _devices_of_results(options.out_specs))
             devices = devices or (_default() if is_of_objects else _devices_of(leaves, paths(), name))

@@ -2,9 +2,9 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from partjit._jax.types import PyTree
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import code_of
 from partjit.colocated.options import Options
 from partjit.colocated.runtime.call import Lane
@@ -12,6 +12,7 @@ from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.one_by_one import Examples
 from partjit.colocated.runtime.run_ahead import RunAhead
+from partjit.host_objects import has_objects
 
 __all__ = ["Definition", "HostFunction", "options_of_calls", "site_of_definition"]
 
@@ -67,6 +68,26 @@ class Definition:
     def name(self) -> str:
         """What the function is called in messages."""
         return self.function.name
+
+    def check_arguments(self, paths: Sequence[str], tree: PyTreeDef) -> None:
+        """Raises ValueError if the options are for calls with arguments and there are none, or the other way round.
+
+        Args:
+            paths, tree: those of the arguments.
+        """
+        options = self.options
+        if options.run_ahead and (paths or has_objects(tree)):
+            raise ValueError(
+                f"run_ahead={options.run_ahead} lets calls of {self.name} be made before their results are requested, "
+                "which can only be done with calls that have no arguments; this one has "
+                f"{', '.join(paths) or 'objects'}"
+            )
+        if options.run_ahead and options.mode == "inline":
+            raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {self.name} has mode='inline'")
+        if options.layout == "per_shard" and not paths:
+            raise ValueError(
+                f"layout='per_shard' calls {self.name} with the shards of its arguments, and there are none"
+            )
 
 
 def options_of_calls(function: HostFunction, options: Options) -> Options:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
+from partjit.colocated.runtime.failures import add_note
 from partjit.colocated.runtime.in_specs import InSpecs
 from partjit.colocated.runtime.spec_structs import check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
@@ -175,7 +176,11 @@ class Options:
         if self.out_specs_fn is None:
             return self.out_specs
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        return self.out_specs_fn(*args, **kwargs)
+        try:
+            return self.out_specs_fn(*args, **kwargs)
+        except Exception as error:
+            add_note(error, "This is from out_specs_fn, called as the function is with a spec for each array")
+            raise
 
     @property
     def takes_numpy(self) -> bool:

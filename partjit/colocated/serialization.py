@@ -14,7 +14,6 @@ import hmac
 import io
 import pickle
 import secrets
-import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -30,8 +29,8 @@ from partjit._jax.dispatch import PjitFunction
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, of_the_first
 from partjit._jax.shardings import DeviceList
 from partjit.checks import require, require_flag
-from partjit.colocated.code_objects import reduced_code
 from partjit.colocated.runtime.failures import add_note
+from partjit.colocated.standard_objects import is_importable, reduced_standard_object
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
 from partjit.pickling import device_of
@@ -56,7 +55,6 @@ _compiled: "weakref.WeakValueDictionary[int, PjitFunction | jax.stages.Compiled]
 _process = secrets.token_hex(8)
 
 _COMPILED = (PjitFunction, jax.stages.Compiled)
-_MEMOIZED = (type(functools.cache(lambda: None)),)
 
 
 def serialize(obj: object) -> bytes:
@@ -175,7 +173,7 @@ def _pickler_class() -> Any:
                 # Its values travel in the context of a call, so it must remain the same variable.
                 _variables[id(obj)] = obj
                 return "variable", (_process, id(obj), obj.name)
-            if isinstance(obj, _COMPILED) and not _is_importable(obj):
+            if isinstance(obj, _COMPILED) and not is_importable(obj):
                 _compiled[id(obj)] = obj  # with all that it has compiled
                 return "compiled", (_process, id(obj), getattr(obj, "__qualname__", repr(obj)))
             if not isinstance(obj, self.once) or obj is self.inside:
@@ -196,10 +194,6 @@ def _pickler_class() -> Any:
                 return "Array"
             if type(obj) is jax.custom_vjp:  # on jax 0.10, its __new__ takes the function
                 return _new, (jax.custom_vjp,), vars(obj)
-            if type(obj) in _MEMOIZED and not _is_importable(obj):  # cloudpickle would look for its name
-                return _memoized, (obj.__wrapped__, obj.cache_parameters())
-            if type(obj) is functools.cached_property:  # on Python 3.11, it has a lock
-                return _cached_property, (obj.func, obj.attrname)
             if isinstance(obj, DeviceList):
                 return DeviceList, ((*obj,),)
             if isinstance(obj, jax.sharding.Mesh):
@@ -211,26 +205,13 @@ def _pickler_class() -> Any:
                 return functools.partial(SingleDeviceSharding, memory_kind=obj.memory_kind), (*obj.device_set,)
             if isinstance(obj, jax.Array) and not isinstance(obj, Tracer):
                 return _reduced_array(obj)
-            if isinstance(obj, types.CodeType):
-                return reduced_code(self, obj)
-            return super().reducer_override(obj)
+            return reduced_standard_object(self, obj) or super().reducer_override(obj)
 
     return Pickler
 
 
 def _new(cls: type[_Value]) -> _Value:
     return object.__new__(cls)
-
-
-def _memoized(function: Callable[..., object], parameters: dict[str, Any]) -> Callable[..., object]:
-    """A function of `functools.cache` or `lru_cache` in a copy, which remembers nothing yet."""
-    return functools.lru_cache(**parameters)(function)
-
-
-def _cached_property(function: Callable[[Any], object], name: str | None) -> "functools.cached_property[object]":
-    made = functools.cached_property(function)
-    made.attrname = name
-    return made
 
 
 def _reduced_array(array: jax.Array) -> tuple[Callable[..., jax.Array], tuple[object, ...]]:
@@ -261,17 +242,6 @@ def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[object]
     if process != _process:
         raise ValueError(f"the context variable {name!r} belongs to another process: hold it in a module")
     return _variables[number]
-
-
-def _is_importable(function: object) -> bool:
-    # The wrapper of a functools.partial or a callable object has no qualified name.
-    qualname = getattr(function, "__qualname__", None)
-    if qualname is None:
-        return False
-    found: object = sys.modules.get(getattr(function, "__module__", None) or "")
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found is function
 
 
 def _compiled_function(reference: tuple[str, int, str]) -> PjitFunction | jax.stages.Compiled:

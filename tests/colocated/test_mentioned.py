@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import pickle
 import threading
 import typing
 from typing import NamedTuple, Protocol
@@ -360,6 +361,21 @@ def test_what_cannot_be_copied_is_named_wherever_it_is(where):
         with pytest.raises(TypeError, match="cannot pickle") as caught:
             use(make())
         assert f"this cannot be copied: {named}. Make it inside" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("mode", ["r", "a", "r+", "w+", "a+", "rb", "ab+"])
+@pytest.mark.parametrize("isolate", [None, "process"])
+def test_an_open_file_is_refused_and_not_copied(tmp_path, mode, isolate):
+    (tmp_path / "log").write_text("before")
+    with (tmp_path / "log").open(mode) as file:
+        captures = colocated_python(lambda x: file.write("x") and x, isolate=isolate)
+        with pytest.raises((TypeError, pickle.PicklingError), match=r"[cC]annot (be copied|pickle)") as caught:
+            captures(X)
+        assert any("this cannot be copied: file (a " in note for note in caught.value.__notes__)
+        gets = colocated_python(lambda x, into: into.write("x") and x, isolate=isolate, out_specs_fn=lambda x, into: x)
+        if isolate:
+            with pytest.raises(TypeError, match=r"into of <lambda>, of type \w+, cannot be pickled for its worker pro"):
+                np.asarray(gets(X, file))
 
 
 def test_what_an_object_cannot_be_made_of_is_named():

@@ -1,6 +1,7 @@
 """Functions and specs as bytes: they come back equal, once each, and only to those who made them."""
 
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import hmac
@@ -147,6 +148,52 @@ def test_a_class_with_cached_properties_is_copied():
     table = deserialize(serialize(Table))()
     assert table.rows is table.rows
     assert table.rows == [type(table), type(table)]
+
+
+def test_functions_by_the_type_of_their_argument_are_copied_after_they_were_called():
+    @functools.singledispatch
+    def size(x):
+        return 1
+
+    @size.register
+    def _(x: list):
+        return sum(map(size, x))
+
+    class Sizes:
+        @functools.singledispatchmethod
+        def size(self, x):
+            return 1
+
+        @size.register
+        def _(self, x: list):
+            return sum(map(self.size, x))
+
+    for original in (size, Sizes().size):
+        assert original([1, [2, 3]]) == 3
+        assert deserialize(serialize(lambda x, original=original: original(x)))([1, [2, 3]]) == 3
+
+
+def test_functions_that_a_context_manager_decorates_are_copied():
+    entered = []
+
+    @contextlib.contextmanager
+    def noted(name, *, end):
+        entered.append(name)
+        yield
+        entered.append(end)
+
+    @noted("begin", end="end")
+    def function(x):
+        return [*entered, x]
+
+    assert function(1) == ["begin", 1]
+    back = deserialize(serialize(function))
+    assert back(2) == ["begin", "end", "begin", 2]
+    assert back(3)[-3:] == ["end", "begin", 3]
+
+    manager = noted("open", end="closed")
+    with manager, pytest.raises(TypeError, match="generator"):
+        serialize(manager)
 
 
 @functools.cache

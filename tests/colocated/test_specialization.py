@@ -138,6 +138,21 @@ def test_what_an_item_cannot_be_is_refused(item, error, message):
         colocated_python(identity, **item)
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_what_out_specs_fn_raises_says_where_it_is_from(is_traced):
+    f = colocated_python(lambda x, y: x, out_specs_fn=lambda x: x)
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given") as caught:
+        partjit.pjit(lambda x, y: f(x, y))(put(), put()) if is_traced else f(put(), put())
+    assert caught.value.__notes__[0].startswith("This is from out_specs_fn, called as the function is")
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_calls_of_shards_without_arguments_are_refused(is_traced):
+    f = colocated_python(lambda: 1.0, layout="per_shard", out_specs=SPEC, devices=jax.devices())
+    with pytest.raises(ValueError, match="layout='per_shard' calls <lambda> with the shards of its arguments, and"):
+        partjit.pjit(lambda: f())() if is_traced else f()
+
+
 def test_arguments_are_held_to_in_specs():
     f = colocated_python(lambda x, y: x).specialize(in_specs=((SPEC,), {"y": SPEC}))
     f(put(), y=put())
@@ -166,6 +181,9 @@ def test_a_sharding_in_in_specs_is_held_to_by_meaning(mesh):
     f(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P(("x",)))))
     with pytest.raises(ValueError, match=r"x is float32\[8\] with .*spec=P\('y',\).*but its spec says"):
         f(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("y"))))
+    for other in (3, [3.0], np.zeros(6, np.float32), np.zeros((), np.float32), np.zeros((8, 8), np.float32)):
+        with pytest.raises(ValueError, match="in_specs do not fit the arguments: "):  # it is not put there before
+            f(other)
     left_open = colocated_python(identity).specialize(in_specs=((SPEC,), {}), out_specs_fn=identity)
     for device in (0, 3, 0):
         assert left_open(put(device=device)).devices() == {jax.devices()[device]}

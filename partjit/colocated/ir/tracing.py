@@ -30,7 +30,7 @@ from partjit.colocated.runtime.in_specs import argument_paths
 from partjit.colocated.runtime.pending import require_array
 from partjit.colocated.runtime.spec_structs import spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, traced_stream
-from partjit.host_objects import HostConstant, has_objects
+from partjit.host_objects import HostConstant
 from partjit.typed import sharding_of_type, typed_by
 
 __all__ = ["TracedCalls"]
@@ -114,16 +114,7 @@ class TracedCalls:
                     f"{path} of the colocated function {name} has the hijax type {type(aval).__name__}, and a function "
                     "is called with arrays in a program: give it the arrays of the value"
                 )
-        if options.run_ahead and (avals or has_objects(tree)):
-            raise ValueError(
-                f"run_ahead={options.run_ahead} lets calls of {name} be made before their results are requested, "
-                "which can only be done with calls that have no arguments; this one has "
-                f"{', '.join(paths) or 'objects'}"
-            )
-        if options.run_ahead and options.mode == "inline":
-            raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {name} has mode='inline'")
-        if options.layout == "per_shard" and not avals:
-            raise ValueError(f"layout='per_shard' calls {name} with the shards of its arguments, and there are none")
+        definition.check_arguments(paths, tree)
         in_shardings: tuple[NamedSharding | None, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]

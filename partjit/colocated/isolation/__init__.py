@@ -4,7 +4,7 @@ A function of pure Python needs the interpreter, and while it has it, no other t
 devices wait for their next program. In another process it has an interpreter of its own.
 
 * `worker.py` is the program of a worker, `messages.py` what it and its parent send each other. A worker loads these two
-  and `code_objects.py` alone, and neither partjit nor jax: it starts within 0.2 s, and holds no devices.
+  and `standard_objects.py` alone, and neither partjit nor jax: it starts within 0.2 s, and holds no devices.
 * `process.py` is a worker as its parent sees it: started, asked, ended, died.
 * `functions.py` gives every stream a worker, in which the functions called on it run.
 * `objects.py` gives every object a worker, in which it is constructed and its methods run.

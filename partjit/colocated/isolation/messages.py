@@ -6,7 +6,7 @@ views of it there. Whoever reads a segment reports when arrays have outlived the
 one, and the old one lives as long as they do.
 
 A worker loads this module without its package, which imports jax: it may import nothing but the standard library,
-NumPy, cloudpickle and `code_objects`.
+NumPy, cloudpickle and `standard_objects`.
 """
 
 import io
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partjit.colocated.code_objects import reduced_code
+from partjit.colocated.standard_objects import reduced_standard_object
 
 try:
     import cloudpickle as _cloudpickle
@@ -207,7 +207,7 @@ class _Pickler(_Base):
             return types.SimpleNamespace, (), shard
         if _cloudpickle is None:
             return NotImplemented
-        return reduced_code(self, obj) if isinstance(obj, types.CodeType) else super().reducer_override(obj)
+        return reduced_standard_object(self, obj, has_own_main=True) or super().reducer_override(obj)
 
     def _of_user_dtype(self, array: np.ndarray) -> Any:
         # NumPy copies such arrays, those of ml_dtypes for example, into the pickle, and they become writable.

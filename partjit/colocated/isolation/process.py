@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any
 
-from partjit.colocated import code_objects
+from partjit.colocated import standard_objects
 from partjit.colocated.isolation import messages, worker
 from partjit.colocated.isolation.messages import PACKET_BYTES, Failed, Reply, Request, Segment, size_of, unpack
 from partjit.colocated.runtime import threads
@@ -337,7 +337,7 @@ class WorkerProcess:
 
 
 def _program(descriptor: int) -> str:
-    modules = [(module.__name__, module.__file__) for module in (code_objects, messages, worker)]
+    modules = [(module.__name__, module.__file__) for module in (standard_objects, messages, worker)]
     path = [entry for entry in sys.path if isinstance(entry, str)]
     return _PROGRAM.format(path=path, modules=modules, descriptor=descriptor)
 

@@ -9,9 +9,10 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
-from partjit._jax.arrays import PRNGKeyArray, keys_of_data
+from partjit._jax.arrays import PRNGKeyArray, keys_of_data, with_weak_type
 from partjit._jax.moves import resharded
 from partjit._jax.types import PyTree
+from partjit.checks import shown
 from partjit.colocated.journaling.durable import Checksum, checked
 from partjit.colocated.journaling.payloads import Index, index_of
 from partjit.colocated.runtime.pending import PendingArray
@@ -53,7 +54,8 @@ def write_state(path: str, state: PyTree, process: int) -> Checksum:
     with open(path, "wb") as file:
         sink = _Sink(file)
         for key_path, leaf in with_paths:
-            leaves[jax.tree_util.keystr(key_path)] = _written(sink, leaf, process)
+            key = jax.tree_util.keystr(key_path)
+            leaves[key] = _written(sink, leaf, process, f"state{key}")
         table = pickle.dumps(leaves)
         sink.write(table)
         sink.write(len(table).to_bytes(8, "little"))
@@ -73,7 +75,7 @@ class _Sink:
         self.length += len(data)
 
 
-def _written(sink: _Sink, leaf: Any, process: int) -> _Leaf:
+def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
     if isinstance(leaf, PendingArray):
         leaf = leaf.value()
     if isinstance(leaf, PRNGKeyArray):
@@ -89,8 +91,11 @@ def _written(sink: _Sink, leaf: Any, process: int) -> _Leaf:
         dtype = np.dtype(leaf.dtype)
     else:
         value = np.asarray(leaf)
-        if value.dtype.kind in "OT":
-            raise TypeError(f"Journal.commit: a leaf of the state is {leaf!r}, which is neither an array nor a number")
+        if value.dtype.kind in "OT" or isinstance(leaf, str | bytes):
+            raise TypeError(
+                f"Journal.commit: {path} is {shown(leaf)}, which is neither an array nor a number: leave it out of the "
+                "state, or commit a number or an array in its place"
+            )
         shape, dtype = value.shape, value.dtype
         parts = [(tuple((0, n) for n in shape), value)] if process == 0 else []
     pieces = []
@@ -160,14 +165,16 @@ def _restored(sources: Sequence[_Source], leaf: Any, path: str) -> Any:
     if isinstance(leaf, bool | int | float | complex):
         return type(leaf)(part(everything)[()])
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return part(everything)
+        return part(everything)[()] if isinstance(leaf, np.generic) else part(everything)
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         keys = keys_of_data(leaf.dtype, part(everything))
         return keys if leaf.sharding is None else resharded(keys, leaf.sharding)
     sharding = leaf.sharding
     if sharding is None or (isinstance(leaf, jax.Array) and not leaf.committed):
-        return jax.numpy.asarray(part(everything))
-    return jax.make_array_from_callback(shape, sharding, part)
+        array = jax.numpy.asarray(part(everything))
+    else:
+        array = jax.make_array_from_callback(shape, sharding, part)
+    return with_weak_type(array, True) if leaf.weak_type else array
 
 
 def _part(sources: Sequence[_Source], index: Index, dtype: np.dtype, path: str) -> np.ndarray:

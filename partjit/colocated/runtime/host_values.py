@@ -344,7 +344,7 @@ def _put(
     aval = value.aval
     if spec is not None and value.has_dtype(spec.dtype):
         aval = ShapedArray(value.shape, spec.dtype)
-    if spec is not None and spec.sharding is not None:
+    if spec is not None and spec.sharding is not None and spec.shape == value.shape:  # another one is refused later
         return value.put(aval, spec.sharding, True)
     if devices:
         return value.put(aval, replicated_over((*devices,)), True)

@@ -1,5 +1,6 @@
 """Functions in worker processes: they do what they do on a thread, and a worker's death is the failure of one call."""
 
+import contextlib
 import functools
 import os
 import re
@@ -31,6 +32,34 @@ pytestmark = pytest.mark.usefixtures("meeting")
 isolated: Any = functools.partial(colocated_python, isolate="process")
 one = jnp.float32(1)
 DTYPES = [np.bool_, np.int8, np.uint32, np.float16, np.float32, np.complex64, ml_dtypes.bfloat16]
+
+
+def test_a_function_of_a_worker_has_what_decorators_of_the_standard_library_make():
+    @functools.cache
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    class Table:
+        @functools.cached_property
+        def rows(self):
+            return 100
+
+    @functools.singledispatch
+    def kind(x):
+        return 1000
+
+    @contextlib.contextmanager
+    def entered():
+        yield
+
+    @isolated(out_specs_fn=lambda x: x)
+    @entered()
+    def total(x):
+        return x + np.float32(fibonacci(10) + table.rows + kind(x))
+
+    table = Table()
+    fibonacci(3), kind(1.0)
+    assert float(total(one)) == 1156
 
 
 def pid():

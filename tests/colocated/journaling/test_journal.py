@@ -354,7 +354,8 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
         "keys": jax.random.split(jax.random.key(3), 2),
         "numpy": np.arange(3),
         "empty": jnp.zeros((0, 2)),
-        "numbers": (1, 2.5, True),
+        "numbers": (1, 2.5, True, np.int64(2**40), np.float32(0.1)),
+        "weak": [jnp.asarray(2.0), jax.device_put(1j, jax.NamedSharding(mesh, P()))],
     }
     with colocated.journal(tmp_path) as journal:
         journal.commit(state)
@@ -376,6 +377,16 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
             one_of_them, expected = map(jax.random.key_data, (one_of_them, expected))
         np.testing.assert_array_equal(one_of_them, expected)
         assert type(one_of_them) is type(expected)
+        assert not isinstance(expected, jax.Array) or one_of_them.weak_type == expected.weak_type
+
+
+@pytest.mark.parametrize("leaf", ["run 7", b"run 7", jnp.sin, np.array(["run 7", None])], ids=repr)
+def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_path(tmp_path, leaf):
+    refused = pytest.raises(
+        TypeError, match=r"^Journal\.commit: state\['a'\]\[1\] is .*, which is neither an array nor a num"
+    )
+    with colocated.journal(tmp_path) as journal, refused:
+        journal.commit({"a": [1, leaf]})
 
 
 def test_idempotency_keys_stay_and_differ(tmp_path):

@@ -219,6 +219,16 @@ def test_after_an_end_of_data_and_a_reset_there_are_no_stale_errors(make, taken,
     assert int(methods["where"]()) == 3
 
 
+@pytest.mark.parametrize("args", [(jnp.int32(7),), (7,), ("seven",)])
+@pytest.mark.parametrize("out_specs", [None, scalar])
+def test_a_call_with_arguments_is_refused_and_not_made_without_them(args, out_specs):
+    following = colocated_python(lambda x=0: np.int32(x), run_ahead=2, out_specs=out_specs, devices=device)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"run_ahead=2 .* no arguments; this one has (x|objects)$"):
+            following(*args)
+    assert int(following()) == 0
+
+
 def test_nothing_is_made_ahead_of_an_error():
     following = methods_of(Forgetful(2), 5)["next"]
     assert int(following()) == 1
