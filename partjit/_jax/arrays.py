@@ -14,6 +14,7 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lax import lax
 from jax._src.lib import _jax, guard_lib
 from jax._src.lib import xla_client as xc
+from jax._src.literals import TypedComplex, TypedFloat, TypedInt
 from jax._src.random.prng import PRNGKeyArray
 from jax.core import ShapedArray
 from jax.sharding import Sharding
@@ -25,6 +26,9 @@ from partjit._jax.versions import RELEASE
 __all__ = [
     "ArrayImpl",
     "PRNGKeyArray",
+    "TypedComplex",
+    "TypedFloat",
+    "TypedInt",
     "are_transfers_guarded",
     "array_of_buffers",
     "array_of_capsule",

@@ -10,7 +10,7 @@ from partjit._jax.threads import has_64_bits
 from partjit._jax.tracing import trace_context
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of
-from partjit.colocated.runtime.host_values import Destination, is_host_value
+from partjit.colocated.runtime.host_values import NUMBERS, Destination, is_host_value
 
 __all__ = ["KnownHostArguments"]
 
@@ -83,7 +83,4 @@ class KnownHostArguments:
 def _kind(leaf: Any) -> object:
     """What the type of the array follows from, of numbers and NumPy arrays."""
     own = type(leaf)
-    return own if own in _NUMBERS else (own, leaf.dtype, leaf.shape)
-
-
-_NUMBERS = frozenset({bool, int, float, complex})
+    return own if own in NUMBERS else (own, leaf.dtype, leaf.shape)

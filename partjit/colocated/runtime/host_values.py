@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from partjit._jax.arrays import numpy_putter, shareable
+from partjit._jax.arrays import TypedComplex, TypedFloat, TypedInt, numpy_putter, shareable
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
@@ -21,6 +21,7 @@ from partjit.colocated.runtime.pending import OnDemand, PendingArray
 __all__ = [
     "KINDS_OF_NUMPY",
     "LARGE",
+    "NUMBERS",
     "Destination",
     "HostArgument",
     "HostValue",
@@ -32,7 +33,13 @@ __all__ = [
     "put_host_arguments",
 ]
 
-_NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+NUMBERS: dict[type, type] = {
+    bool: np.bool_,
+    **dict.fromkeys((int, TypedInt), np.int64),  # typed are those that jax gives to the rules of a custom derivative
+    **dict.fromkeys((float, TypedFloat), np.float64),
+    **dict.fromkeys((complex, TypedComplex), np.complex128),
+}
+"""Types of Python numbers, and the dtypes of the arrays that they become if 64 bits are enabled."""
 KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
 _ALIGNMENT = 64
 """In bytes, of memory that XLA uses on a CPU without a copy. NumPy aligns what it allocates to 16."""
@@ -45,7 +52,7 @@ _SCALARS = frozenset({bool, int, float, complex, *(np.dtype(kind).type for kind 
 
 def is_host_value(value: object) -> bool:
     """Whether a value is a Python number, or a NumPy array or scalar of a dtype that jax has."""
-    if type(value) in _NUMBERS:
+    if type(value) in NUMBERS:
         return True
     if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
         return False
@@ -85,7 +92,7 @@ class HostValue:
     __slots__ = ("_value", "dtype", "shape", "weak_type")
 
     def __init__(self, value: Any) -> None:
-        own = _NUMBERS.get(type(value))
+        own = NUMBERS.get(type(value))
         self._value = value
         self.shape: tuple[int, ...] = () if own is not None else value.shape
         self.dtype: np.dtype = _dtype_in_jax(value.dtype if own is None else np.dtype(own))
@@ -172,7 +179,7 @@ class Destination:
         """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
         if type(value) is int and self._least <= value <= self._most:
             return HostArgument(None, self, value)
-        own = np.array(value, self.aval.dtype) if type(value) in _NUMBERS else _own_numpy(value, self.aval.dtype)
+        own = np.array(value, self.aval.dtype) if type(value) in NUMBERS else _own_numpy(value, self.aval.dtype)
         return HostArgument(own, self, own.item() if self._is_number else None)
 
     def when_used(self, value: np.ndarray) -> jax.Array:

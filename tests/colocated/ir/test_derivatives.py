@@ -215,6 +215,30 @@ def test_trees_keywords_integers_and_nones_go_through_rules(meeting, mesh):
         same(run(jnp.asarray(X), jnp.float32(2)), expected)
 
 
+@pytest.mark.parametrize("number", [3, 3.0, 3 + 0j])
+@pytest.mark.parametrize("options", [{}, {"uses_jax": False}], ids=repr)
+def test_numbers_that_jax_passes_to_rules_are_numbers(meeting, number, options):
+    def product(x, k=number):
+        return np.asarray(x) * np.real(k).astype(np.float32)
+
+    def with_rule(make, called):
+        made = make(lambda x, k=number: called(x, k))
+        made.defvjp(lambda x, k: (called(x, k), None), lambda _, ct: (3 * ct, None))
+        return made
+
+    host = colocated_python(product, out_specs_fn=like, **options)
+    around = [with_rule(jax.custom_vjp, called) for called in (host, pjit(lambda x, k: host(x, k) + 0))]
+    of_the_call = with_rule(lambda _: colocated_python(product, out_specs_fn=like, **options), host)
+    for f in (of_the_call, *around):
+        for given in ((), (number,)):
+            gradient = jax.value_and_grad(lambda x, f=f, given=given: jnp.sum(f(x, *given)))
+            for transformed in (gradient, pjit(gradient)):
+                for _ in range(2):
+                    value, slope = transformed(X)
+                    np.testing.assert_allclose(value, 3 * X.sum(), rtol=1e-6)
+                    np.testing.assert_array_equal(slope, 3 * np.ones_like(X))
+
+
 def test_results_of_none_may_have_rules(meeting, mesh):
     @colocated_python(out_specs_fn=nothing)
     def note(x):
