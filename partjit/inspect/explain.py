@@ -84,6 +84,7 @@ def explain(
     _check_bandwidth(bandwidth)
     given = {} if iterations is None else _checked(iterations)
     traced = trace_function(fun, args, kwargs, mesh)
+    _require_axes(bandwidth, traced.whole.mesh)
     if compiled and is_abstract_mesh(traced.whole.mesh):
         raise no_devices("explain: compiled=True needs devices to compile for", traced.whole.mesh)
     with without_collections():
@@ -143,3 +144,15 @@ def _check_bandwidth(bandwidth: object) -> None:
     for value in bandwidth.values() if isinstance(bandwidth, Mapping) else [bandwidth]:
         if bandwidth is not None and require_number("explain", "bandwidth", value, expected) <= 0:
             raise wrong_value("explain", "bandwidth", value, expected)
+
+
+def _require_axes(bandwidth: object, mesh: Mesh | AbstractMesh) -> None:
+    """Refuses bandwidths of other axes than those of the mesh: nothing, or too little, would be said of the latter."""
+    if not isinstance(bandwidth, Mapping):
+        return
+    needed = {axis for axis, size in mesh.shape.items() if size > 1}
+    if not needed <= {*bandwidth} <= {*mesh.axis_names}:
+        raise ValueError(
+            f"explain: bandwidth is given for {', '.join(map(str, bandwidth)) or 'no axis'}, but the axes of the mesh "
+            f"are {', '.join(mesh.axis_names) or 'none'}: give one for each of them, or a number for all"
+        )

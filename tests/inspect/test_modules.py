@@ -11,6 +11,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
@@ -171,6 +172,14 @@ def test_the_seconds_over_each_axis_are_those_of_the_stated_bandwidth(report):
     for wrong in (0, -1.0, {"data": 0}):
         with pytest.raises(ValueError, match="bandwidth must be a number of bytes per second above 0"):
             explain(jnp.sin, f32(8), bandwidth=wrong)
+
+
+@pytest.mark.parametrize("axes", [["x"], [], ["x", "y", "z"], ["X", "y"]], ids=str)
+def test_bandwidths_are_those_of_the_axes_of_the_mesh(axes):
+    mesh = AbstractMesh((2, 4, 1), ("x", "y", "one"))
+    explain(jnp.sin, f32(8), mesh=mesh, bandwidth={"x": 1e9, "y": 1e9})
+    with pytest.raises(ValueError, match=r"bandwidth is given for .*, but the axes of the mesh are x, y, one: give"):
+        explain(jnp.sin, f32(8), mesh=mesh, bandwidth=dict.fromkeys(axes, 1e9))
 
 
 def test_the_page_begins_with_what_sends_most_and_has_a_tree_of_modules(report):

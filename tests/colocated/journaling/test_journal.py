@@ -380,7 +380,9 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
         assert not isinstance(expected, jax.Array) or one_of_them.weak_type == expected.weak_type
 
 
-@pytest.mark.parametrize("leaf", ["run 7", b"run 7", jnp.sin, np.array(["run 7", None])], ids=repr)
+@pytest.mark.parametrize(
+    "leaf", ["run 7", b"run 7", jnp.sin, np.array(["run 7", None])], ids=lambda x: type(x).__name__
+)
 def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_path(tmp_path, leaf):
     refused = pytest.raises(
         TypeError, match=r"^Journal\.commit: state\['a'\]\[1\] is .*, which is neither an array nor a num"
