@@ -19,6 +19,10 @@ def twice(x):
     return y * jnp.sum(y), y
 
 
+def with_a_number(x):
+    return double(x + 1) * jnp.sum(x)
+
+
 def carried(x):
     return jax.lax.fori_loop(0, 3, lambda _, v: double(v * 2) + 1, x)
 
@@ -38,7 +42,7 @@ def ahead(fun, mesh, **options):
     ]
 
 
-@pytest.mark.parametrize("fun", [twice, carried])
+@pytest.mark.parametrize("fun", [twice, with_a_number, carried])
 def test_zeros_are_of_the_types_and_shardings_of_what_they_stand_for(fun, mesh):
     for fragment, zeros in ahead(fun, mesh, agree="ahead"):
         for value, array in zip(fragment.inputs, zeros, strict=True):

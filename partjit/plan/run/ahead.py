@@ -47,4 +47,4 @@ def _zeros(value: Value, sharding: Sharding) -> jax.Array:
     shape, dtype = value.aval.shape, value.aval.dtype
 
     zero = np.broadcast_to(np.zeros((), dtype), shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: np.ascontiguousarray(zero[index]))
+    return jax.make_array_from_callback(shape, sharding, lambda index: np.array(zero[index], order="C"))
