@@ -23,6 +23,21 @@ def with_a_number(x):
     return double(x + 1) * jnp.sum(x)
 
 
+def until_large(x):
+    """The devices would go by a number that is another one where it is zero."""
+    start = jnp.sum(x), double(x)
+    return jax.lax.while_loop(lambda v: v[0] < 1e3, lambda v: (2 * v[0], v[1] + jnp.sum(v[1])), start)[1]
+
+
+def if_positive(x):
+    return jax.lax.cond(jnp.sum(x) > 0, lambda v: v + jnp.sum(v), lambda v: v, double(x))
+
+
+def in_python(x):
+    y = double(x)
+    return y + jax.pure_callback(np.log, jax.ShapeDtypeStruct((), y.dtype), jnp.sum(y))
+
+
 def carried(x):
     return jax.lax.fori_loop(0, 3, lambda _, v: double(v * 2) + 1, x)
 
@@ -58,6 +73,12 @@ def test_zeros_are_of_the_types_and_shardings_of_what_they_stand_for(fun, mesh):
 )
 def test_nothing_is_dispatched_ahead(fun, options, mesh):
     assert all(zeros is None for _, zeros in ahead(fun, mesh, **options))
+
+
+@pytest.mark.parametrize("fun", [until_large, if_positive, in_python])
+def test_a_fragment_that_goes_by_what_it_is_given_waits(fun, mesh):
+    *_, (_, zeros) = ahead(fun, mesh, agree="ahead")
+    assert zeros is None
 
 
 @pytest.mark.parametrize("fun", [twice, carried])
