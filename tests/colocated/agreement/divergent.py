@@ -102,6 +102,11 @@ def constant_array():
     return of(lambda x: step(x) + numbers, name="step")
 
 
+def constant_of_a_nested_program():
+    numbers = np.arange(16, dtype=np.float32) + IS_OTHER
+    return of(lambda x: step(x) + jax.jit(lambda x: jnp.sin(x) * numbers)(x), name="step")
+
+
 def constant_keys():
     keys = jax.random.split(jax.random.key(IS_OTHER), 16)
     return of(lambda x: step(x) + jax.vmap(jax.random.normal)(keys), name="step")
