@@ -66,12 +66,13 @@ def _last_node(plan: Plan) -> str | None:
 def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
     """The predicates and indices that each process reads, and the small values that fragments get from calls.
 
-    What the devices compute is the same in all processes if what they get is. Of the results of calls those that are
-    small are compared, as far as several processes have the same parts: a loop inside of a fragment may go by them.
+    What the devices compute is the same in all processes if what they get is, in this program or the next one. Of the
+    results of calls those that are small are compared, as far as several processes have the same parts: a loop inside
+    of a fragment may go by them.
     """
     group = {device.process_index for device in plan.mesh.devices.flat}
     made_by = {value: node for node in walk(plan.nodes) for value in node.outputs}
-    used = {*_used_for_devices(plan)}
+    used = {*plan.outputs, *_used_for_devices(plan)}
     for node in walk(plan.nodes):
         if isinstance(node, ColocatedCall):
             for k, value in enumerate(node.outputs):

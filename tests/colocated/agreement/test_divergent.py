@@ -42,6 +42,8 @@ CHOICES = {
     "predicate": "the predicate of the while at ",
     "number_from_a_call": "the result of the colocated call of 'own_number' made at ",
     "array_from_a_call": "the result of the colocated call of 'own_weights' made at ",
+    "returned_by_a_call": "the result of the colocated call of 'own_weights' made at ",
+    "returned_later": "the result of the colocated call of 'own_weights' made at ",
     "parts_from_a_call": "the result of the colocated call of 'own_bias' made at ",
     "keys_from_a_call": "the result of the colocated call of 'own_keys' made at ",
 }
