@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import partjit
 from partjit import P, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.passes.propagate import default_sharding
@@ -73,6 +74,11 @@ def test_zeros_are_of_the_types_and_shardings_of_what_they_stand_for(fun, mesh):
 )
 def test_nothing_is_dispatched_ahead(fun, options, mesh):
     assert all(zeros is None for _, zeros in ahead(fun, mesh, **options))
+
+
+def test_a_process_whose_dispatch_would_wait_for_the_others_waits_before(mesh):
+    of_one = partjit.Mesh(mesh.devices.flat[:1], "x")
+    assert all(zeros is None for _, zeros in ahead(twice, of_one, agree="ahead"))
 
 
 @pytest.mark.parametrize("fun", [until_large, if_positive, in_python])

@@ -1,5 +1,6 @@
 """Fragments that a process dispatches before it is known whether all others go on."""
 
+import collections
 from collections.abc import Callable, Sequence
 
 import jax
@@ -29,9 +30,9 @@ def zeros_of(
     Returns:
         A function of no arguments; None where the fragment has to wait until it is known that all processes go on: it
         makes calls, goes by its arguments, or takes over memory that the caller, or a loop, would still have if one of
-        them does not.
+        them does not, and where its dispatch would wait for the other processes.
     """
-    if plan.agree != "ahead" or fragment.calls or _goes_by_values(fragment.jaxpr.jaxpr):
+    if plan.agree != "ahead" or fragment.calls or _goes_by_values(fragment.jaxpr.jaxpr) or _dispatch_waits(plan):
         return None
     made = {value for node in walk(plan.nodes) for value in node.outputs}
     carried = {value for node in walk(plan.nodes) for block in blocks_of(node) for value in block.inputs}
@@ -45,6 +46,12 @@ def zeros_of(
         return [_zeros(value, sharding_of(value)) for value in fragment.inputs]
 
     return zeros
+
+
+def _dispatch_waits(plan: Plan) -> bool:
+    """Whether a process runs what it dispatches in the thread that does: XLA does so on a CPU device of its own."""
+    devices = [*plan.mesh.devices.flat]
+    return devices[0].platform == "cpu" and 1 in collections.Counter(d.process_index for d in devices).values()
 
 
 def _goes_by_values(jaxpr: Jaxpr) -> bool:
