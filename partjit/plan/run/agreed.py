@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.typing import ArrayLike
 
 from partjit._jax.arrays import data_of
@@ -65,12 +66,13 @@ def _last_node(plan: Plan) -> str | None:
 def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
     """The predicates and indices that each process reads, and the small values that fragments get from calls.
 
-    What the devices compute is the same in all processes if what they get is. Of the results of calls those that are
-    small are compared, as far as several processes have the same parts: a loop inside of a fragment may go by them.
+    What the devices compute is the same in all processes if what they get is, in this program or the next one. Of the
+    results of calls those that are small are compared, as far as several processes have the same parts: a loop inside
+    of a fragment may go by them.
     """
     group = {device.process_index for device in plan.mesh.devices.flat}
     made_by = {value: node for node in walk(plan.nodes) for value in node.outputs}
-    used = {*_used_for_devices(plan)}
+    used = {*plan.outputs, *_used_for_devices(plan)}
     for node in walk(plan.nodes):
         if isinstance(node, ColocatedCall):
             for k, value in enumerate(node.outputs):
@@ -196,11 +198,21 @@ def _of_nodes(nodes: Sequence[Node], indent: str) -> Iterator[str]:
         elif isinstance(node, Fragment):
             yield line + _donating([v.name for v, given in zip(node.inputs, node.donated, strict=True) if given])
             yield from (f"{indent}  {text}" for text in str(node.jaxpr).splitlines())
-            yield from (f"{indent}  constant {_digest(constant)}" for constant in node.jaxpr.consts)
+            yield from (f"{indent}  constant {_digest(constant)}" for constant in _constants(node.jaxpr))
         else:
             yield line + (f" {node.trip_count} times" if isinstance(node, Loop) else "")
         for block in blocks_of(node):
             yield from _of_nodes(block.nodes, indent + "  ")
+
+
+def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[ArrayLike]:
+    """The constants of a jaxpr, and of the nested programs in it, whose text does not show them."""
+    yield from getattr(jaxpr, "consts", ())
+    for eqn in jaxpr.eqns:
+        for param in eqn.params.values():
+            for inner in param if isinstance(param, tuple) else (param,):
+                if isinstance(inner, ClosedJaxpr | Jaxpr):
+                    yield from _constants(inner)
 
 
 def _flags_of(text: str) -> list[str]:

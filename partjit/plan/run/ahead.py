@@ -1,11 +1,15 @@
 """Fragments that a process dispatches before it is known whether all others go on."""
 
+import collections
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr
+from jax.extend.core.primitives import cond_p
 from jax.sharding import Sharding
 
+from partjit.calls import inner_jaxprs, is_unpredictable
 from partjit.plan.ir.nodes import Fragment, Value
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
@@ -25,9 +29,10 @@ def zeros_of(
 
     Returns:
         A function of no arguments; None where the fragment has to wait until it is known that all processes go on: it
-        makes calls, or takes over memory that the caller, or a loop, would still have if one of them does not.
+        makes calls, goes by its arguments, or takes over memory that the caller, or a loop, would still have if one of
+        them does not, and where its dispatch would wait for the other processes.
     """
-    if plan.agree != "ahead" or fragment.calls:
+    if plan.agree != "ahead" or fragment.calls or _goes_by_values(fragment.jaxpr.jaxpr) or _dispatch_waits(plan):
         return None
     made = {value for node in walk(plan.nodes) for value in node.outputs}
     carried = {value for node in walk(plan.nodes) for block in blocks_of(node) for value in block.inputs}
@@ -43,8 +48,21 @@ def zeros_of(
     return zeros
 
 
+def _dispatch_waits(plan: Plan) -> bool:
+    """Whether a process runs what it dispatches in the thread that does: XLA does so on a CPU device of its own."""
+    devices = [*plan.mesh.devices.flat]
+    return devices[0].platform == "cpu" and 1 in collections.Counter(d.process_index for d in devices).values()
+
+
+def _goes_by_values(jaxpr: Jaxpr) -> bool:
+    """Whether its arguments decide what is executed: zeros may lead to other collectives, to no end, or into Python."""
+    return is_unpredictable(jaxpr) or any(
+        eqn.primitive is cond_p or any(map(_goes_by_values, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
+    )
+
+
 def _zeros(value: Value, sharding: Sharding) -> jax.Array:
     shape, dtype = value.aval.shape, value.aval.dtype
 
     zero = np.broadcast_to(np.zeros((), dtype), shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: np.ascontiguousarray(zero[index]))
+    return jax.make_array_from_callback(shape, sharding, lambda index: np.array(zero[index], order="C"))

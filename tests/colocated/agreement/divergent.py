@@ -70,9 +70,9 @@ def own_keys(x):
     return jax.random.split(jax.random.key(number), 3)
 
 
-def giving(function: Callable, dtype, shape=()) -> Callable:
+def giving(function: Callable, dtype, shape=(), mode="inline") -> Callable:
     struct = jax.ShapeDtypeStruct(shape, dtype, sharding=one_number)
-    return colocated_python(function, out_specs_fn=lambda _: struct, mode="inline")
+    return colocated_python(function, out_specs_fn=lambda _: struct, mode=mode)
 
 
 decide, go_on = giving(own_number, np.int32), giving(is_first, np.bool_)
@@ -100,6 +100,11 @@ def constant():
 def constant_array():
     numbers = np.arange(16, dtype=np.float32) + IS_OTHER
     return of(lambda x: step(x) + numbers, name="step")
+
+
+def constant_of_a_nested_program():
+    numbers = np.arange(16, dtype=np.float32) + IS_OTHER
+    return of(lambda x: step(x) + jax.jit(lambda x: jnp.sin(x) * numbers)(x), name="step")
 
 
 def constant_keys():
@@ -240,6 +245,16 @@ def number_from_a_call():
 def array_from_a_call():
     """What the devices compute with it would not be one array."""
     return of(lambda x: x * jnp.sum(weights(x)), name="step")
+
+
+def returned_by_a_call():
+    """With which the next program would compute."""
+    return of(lambda x: (weights(x), x + jnp.sum(x)), out_shardings=(None, P("x")), name="step")
+
+
+def returned_later():
+    later = giving(own_weights, np.float32, (5,), "stream")
+    return of(lambda x: later(x), out_shardings=None, name="step")
 
 
 def keys_from_a_call():

@@ -100,6 +100,15 @@ def straight(x):
     return auto(y * jnp.sum(y))
 
 
+def with_a_number(x):
+    return inline(x + 1) * jnp.sum(x)
+
+
+def until_large_on_devices(x):
+    start = jnp.sum(x), inline(x + 1)
+    return jax.lax.while_loop(lambda v: v[0] < 1e3, lambda v: (2 * v[0], v[1] + jnp.sum(v[1]) * 0.01), start)[1]
+
+
 def in_a_loop(x):
     return jax.lax.fori_loop(0, 3, lambda _, v: inline(v + jnp.sum(v) * 0.01), x)
 
@@ -147,7 +156,8 @@ def of(function: Callable, **options: str) -> Callable:
     return pjit(function, in_shardings=P("x"), out_shardings=P("x"), **options)
 
 
-plain = [straight, in_a_loop, in_a_branch, on_a_stream, until_large, at_the_end, nested, resharded, moved_in_a_loop]
+plain = [straight, with_a_number, until_large_on_devices, in_a_loop, in_a_branch, on_a_stream, until_large, at_the_end]
+plain += [nested, resharded, moved_in_a_loop]
 programs = {**{function.__name__: of(function) for function in plain}, "eagerly": eagerly}
 programs |= {f"{function.__name__} ahead": of(function, agree="ahead") for function in plain}
 total = pjit(jnp.sum, in_shardings=P("x"), out_shardings=P())

@@ -14,6 +14,7 @@ HERE = pathlib.Path(__file__).parent
 PLANS = {
     "constant": ("fragment_1", "mul a 2.0", "mul a 3.0"),
     "constant_array": ("fragment_1", "constant float32[16] ", "constant float32[16] "),
+    "constant_of_a_nested_program": ("fragment_0", "constant float32[16] ", "constant float32[16] "),
     "constant_keys": ("fragment_0", "constant key<fry>[16] ", "constant key<fry>[16] "),
     "order_of_calls": ("", "same(x1: float32[16]", "alike(x1: float32[16]"),
     "shape": ("", "step(x: float32[16]", "step(x: float32[8]"),
@@ -41,6 +42,8 @@ CHOICES = {
     "predicate": "the predicate of the while at ",
     "number_from_a_call": "the result of the colocated call of 'own_number' made at ",
     "array_from_a_call": "the result of the colocated call of 'own_weights' made at ",
+    "returned_by_a_call": "the result of the colocated call of 'own_weights' made at ",
+    "returned_later": "the result of the colocated call of 'own_weights' made at ",
     "parts_from_a_call": "the result of the colocated call of 'own_bias' made at ",
     "keys_from_a_call": "the result of the colocated call of 'own_keys' made at ",
 }
