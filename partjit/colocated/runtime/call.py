@@ -85,6 +85,7 @@ class Call(Flag):
         turn: set when the call is first in all its lanes, if its caller waits to run it.
         is_brief: whether a thread that waits for it had better run it itself, and others need not hurry to.
         may_overtake: whether it goes before calls that can only run when the one has ended that makes it.
+        keeps_place: whether no call may come in between it and those before and behind it.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
         number: those made later have larger ones.
         root: that of the outermost call that it is part of.
@@ -98,6 +99,7 @@ class Call(Flag):
         "body",
         "entering",
         "is_brief",
+        "keeps_place",
         "lanes",
         "may_overtake",
         "name",
@@ -130,7 +132,7 @@ class Call(Flag):
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
-        self.is_brief = self.may_overtake = False
+        self.is_brief = self.may_overtake = self.keeps_place = False
         self.waits: Sequence[Wait] = ()
         self._claims: list[object] = []  # the first one counts: appending is atomic
         self.is_set, self._waiting = False, []  # of a `Flag`

@@ -10,10 +10,10 @@ import bisect
 import collections
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
-from partjit.colocated.runtime.deadlocks import waits_for_any
+from partjit.colocated.runtime.deadlocks import calls_before, needed_by, waits_for_any
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "enter_if_free",
     "forget_after_fork",
     "is_first",
+    "make_way",
     "order",
     "pass_on",
     "unfinished",
@@ -149,6 +150,53 @@ def _move(call: Call, lane: Lane, behind: int) -> None:
     """Moves a call so that as many are behind it: counted so, as the first one may leave the lane meanwhile."""
     lane.calls.remove(call)
     lane.calls.insert(-behind if behind else len(lane.calls), call)
+
+
+def make_way(target: Call, makers: Sequence[Call]) -> None:
+    """Has calls that can only run when others have ended go behind those that a target of the others waits for.
+
+    A call is in the lane of its object from when it is made, though its stream may be blocked for long. So calls of two
+    objects can be in one order in the lane of one, and have to run in the other for what is running already. Nothing is
+    moved if the target itself can only run when the others have ended.
+
+    Args:
+        target: what the others wait for.
+        makers: the others.
+    """
+    order.run(_make_way, target, makers)
+
+
+def _make_way(target: Call, makers: Sequence[Call]) -> None:
+    def is_blocked(call: Call) -> bool:
+        return any(other in makers for other in needed_by(call, _fixed))
+
+    def before(call: Call, lane: Lane) -> Sequence[Call]:
+        if lane is not call.stream:
+            _let_pass(call, lane, [other for other in calls_before(call, lane) if is_blocked(other)])
+        return calls_before(call, lane)
+
+    if not is_blocked(target):
+        collections.deque(needed_by(target, before), maxlen=0)
+
+
+def _fixed(call: Call, lane: Lane) -> Sequence[Call]:
+    """The calls before one in a lane that stay there: of its stream, of streams nested in the same one, and begun."""
+    before = calls_before(call, lane)
+    if lane is call.stream:
+        return before
+    root = call.stream.root
+    return [other for i, other in enumerate(before) if other.stream.root is root or (i == 0 and is_first(other))]
+
+
+def _let_pass(call: Call, lane: Lane, blocked: Sequence[Call]) -> None:
+    """Moves blocked calls that are before one in a lane to right behind it, unless calls there were made ahead."""
+    calls = lane.calls
+    if any(other.keeps_place for other in [*calls]):
+        return
+    for other in reversed(blocked):
+        behind = len(calls) - 1 - calls.index(call)  # counted so, as the first one may leave the lane meanwhile
+        calls.insert(-behind if behind else len(calls), other)
+        calls.remove(other)  # the former one: whoever looks meanwhile finds it
 
 
 _append_to: Callable[[collections.deque[Call], Call], None] = collections.deque.append

@@ -129,7 +129,7 @@ class RunAhead:
             return made.run(in_turn, any(other.is_open and other.error is not None for other in [*queue]))
 
         call.entering, call.body = entering, run
-        call.may_overtake = False  # which would be taken after those that it overtakes
+        call.may_overtake, call.keeps_place = False, True  # they are taken in the order in which they entered
         prepared.submit()
 
     def _pop(self) -> Made | None:

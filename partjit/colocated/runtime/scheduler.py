@@ -80,7 +80,23 @@ def join(call: Call, deadline: float | None = None) -> bool:
         if call.has_ended:
             return True
     soon.hurry(call)
-    return wait_for(call, call, deadline)
+    return _wait_for(call, call, deadline)
+
+
+def _wait_for(target: Call, flag: Flag, deadline: float | None = None) -> bool:
+    return wait_for(target, flag, deadline, _make_way)
+
+
+def _make_way(target: Call, makers: Sequence[Call]) -> None:
+    """Has calls make way for those that a target of the makers waits for; another thread starts what is first then."""
+    presence = Presence()
+    presence.of(lanes.make_way, target, makers, otherwise=_start_first)()
+
+
+def _start_first() -> None:
+    for call in lanes.unfinished():
+        if lanes.is_first(call) and (call.claimant is None or call.turn is not None):
+            _start(call)
 
 
 # Submission
@@ -186,7 +202,7 @@ def _run_here(call: Call, driver: "_Driver", deadline: float | None) -> Any:
         if not _enter(call):
             assert call.turn is not None
             soon.hurry(call)
-            if not wait_for(call, call.turn, deadline):
+            if not _wait_for(call, call.turn, deadline):
                 raise TimeoutError(f"the colocated call of {call.name!r} waits for calls before it, which do not end")
         return _run_body(call)
     finally:
@@ -231,7 +247,7 @@ def _enter(call: Call) -> bool:
         first = next(iter([*call.lanes[0].calls]), None)
         if first is not None:
             soon.hurry(first)
-            wait_for(first, entered)
+            _wait_for(first, entered)
     return entered
 
 

@@ -239,3 +239,41 @@ def test_a_wait_that_was_interrupted_or_timed_out_is_no_part_of_a_circle():
     assert float(y) == 1
     rendezvous.say("late may end")
     assert float(late) == 1
+
+
+def test_a_call_that_cannot_run_yet_makes_way_for_one_that_it_waits_for_itself():
+    """In the lane of `b` is a call behind `outer`, which waits for a call of `a`, which runs one that waits for `b`."""
+
+    class Log:
+        def note(self, x):
+            rendezvous.logs["ran"].append(int(x))
+            return x
+
+        def calling(self, x):
+            rendezvous.say("a runs")
+            rendezvous.hear("b is wanted")
+            inner = rendezvous.programs["b"].note(x + 1)
+            rendezvous.say("inner is made")
+            return inner + 0
+
+    made = colocated_python_class(Log)
+    made.note, made.calling = (
+        method.specialize(out_specs_fn=lambda x: x, mode="stream") for method in (made.note, made.calling)
+    )
+    a, b = rendezvous.programs["a"], rendezvous.programs["b"] = made(), made()
+
+    def outer(x):
+        rendezvous.hear("inner is made")
+        return rendezvous.programs["a"].note(x + 1) + 0
+
+    outer = colocated_python(outer, out_specs_fn=lambda x: x, mode="stream")
+
+    def one_thread():
+        result = outer(jnp.float32(10))
+        rendezvous.hear("a runs")
+        behind = b.note(jnp.float32(20))
+        rendezvous.say("b is wanted")
+        return float(result), float(behind)
+
+    assert in_threads(one_thread, lambda: float(a.calling(jnp.float32(30)))) == [(11, 20), 31]
+    assert rendezvous.logs["ran"] == [31, 11, 20]
