@@ -36,6 +36,7 @@ class ByHand:
 
     def results(self, program, arguments):
         """The values that a program returns."""
+        *arguments, self.tag = arguments
         values = [arguments[0], *((x,) for x in arguments[1:])]
         values = self.run(program.steps, values, 1)
         return [values[i][0] if isinstance(values[i], tuple) else values[i] for i in program.results]
@@ -72,7 +73,8 @@ class ByHand:
                 lambda args, given: _backward(step, args, given, size),
             )
         else:
-            return self._make(step, args, size)
+            found = self._make(step, args, size)
+            return [x[0] if kind in rc.INTEGERS else x for x, kind in zip(found, rc.result_kinds(step), strict=True)]
         return [*call(*args)]
 
     def _make(self, step, args, size):
@@ -82,7 +84,7 @@ class ByHand:
             turn = 0
             if step.of is not None:
                 turn = self.objects.setdefault(step.of, Counter()).turn()
-            return host(step, args, turn)
+            return host(step, args, turn, self.tag if step.form == "beside a tag" else None)
 
         return _each(step, once, args, size)
 

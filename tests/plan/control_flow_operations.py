@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, with_sharding_constraint
-from tests.plan.random_control_flow import BACKWARD, SHAPE, Call, Constant
+from tests.plan.random_control_flow import BACKWARD, OTHERS, SHAPE, Call, Constant
 
 _lock = threading.Lock()
 trace: list = []  # (stream, object, call, sums of its arguments and turn of its object), as the functions began
@@ -55,6 +55,11 @@ def operate(op: str, args: list) -> Any:
         return x * args[1]
     if op == "collapse":
         return jnp.tensordot(_weights(x.shape[0]), x, 1)
+    if op in OTHERS:
+        shape, dtype = OTHERS[op]
+        return jnp.full(shape, x, dtype)
+    if op == "count":
+        return jnp.sum(x, dtype=jnp.int32) % 4
     return (x + 1) % 4  # "next"
 
 
@@ -106,20 +111,33 @@ def choice(x: Any, count: int) -> Any:
 # On the hosts
 
 
-def host(step: Call, args: tuple, turn: int = 0, xp: Any = jnp) -> tuple:
+class Tag:
+    """An object that is no array, and cannot be copied."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+
+
+def host(step: Call, args: tuple, turn: int = 0, tag: Tag | None = None) -> tuple:
     """What a call does: its trace, its work and its results, arrays of NumPy or of jax."""
     values = [np.asarray(arg) for arg in args]
-    _record(step, step.number, values, turn)
+    _record(step, step.number, values, turn, tag)
     if step.does == "sleep":
         time.sleep(0.001 * (step.number % 3))
+    values = [x if x.dtype == np.float32 else np.float32(x.sum()) for x in values]
     batch = max(map(_batch, values), key=len, default=())
     matrix = np.full((*batch, *SHAPE), step.number % 5 / 5 + turn % 3 / 10, np.float32)
     for weight, value in zip((1.0, 0.5), values, strict=False):
         matrix = matrix + np.float32(weight) * (value if _rank(value) else value[..., None, None]).astype(np.float32)
     matrix = np.tanh(matrix)
+    if step.result == "same":
+        return args[:1]
     if step.does in ("jit", "pjit") and not batch:
         matrix = np.asarray(_on_all_devices(step.does, matrix))
-    return results_of(step, matrix, matrix.mean((-2, -1)), xp)
+    if step.result == "integer":
+        return (np.int32((step.number + turn + sum(value.shape == () for value in values)) % 4),)
+    return results_of(step, matrix, matrix.mean((-2, -1)), jnp if step.gets == "jax" else np)
 
 
 def _rank(value: Any) -> int:
@@ -136,10 +154,11 @@ def results_of(step: Call, matrix: Any, scalar: Any, xp: Any) -> tuple:
     return tuple(map(xp.asarray, found))
 
 
-def _record(step: Call, number: int, values: list, turn: int) -> None:
+def _record(step: Call, number: int, values: list, turn: int, tag: Tag | None = None) -> None:
     with _lock:
         of = step.of if number == step.number else None
-        trace.append((step.stream, of, number, (*(float(value.sum()) for value in values), float(turn))))
+        told = float(turn), 0.0 if tag is None else float(tag.number)
+        trace.append((step.stream, of, number, (*(float(value.sum()) for value in values), *told)))
         _made[number] += 1
         fails = failing.get(number) == _made[number] - 1
     if fails:

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -25,7 +24,7 @@ from tests.plan.control_flow_operations import (
     tangents,
     variant,
 )
-from tests.plan.random_control_flow import SHAPE, calls_of
+from tests.plan.random_control_flow import KINDS, SHAPE, calls_of, result_kinds
 
 
 class Traced:
@@ -40,6 +39,7 @@ class Traced:
 
     def __call__(self, *arguments):
         """The results of the program."""
+        *arguments, self.tag = arguments
         values = self.run(self.program.steps, arguments)
         return tuple(values[i] for i in self.program.results)
 
@@ -57,7 +57,12 @@ class Traced:
 
     def _call(self, step, values):
         args = [lax.stop_gradient(values[i]) if step.is_stopped else values[i] for i in step.args]
-        return [*self.functions[step.number](*args)]
+        function = self.functions[step.number]
+        if step.form == "by keyword":
+            return [*function(**{f"x{i}": arg for i, arg in enumerate(args)})]
+        if step.form == "in a tree":
+            return [*function({"given": args, "none": None})["found"]]
+        return [*function(*args, *[self.tag] * (step.form == "beside a tag"))]
 
     def _nested(self, step, values):
         def body(*values):
@@ -148,7 +153,7 @@ class Traced:
             function.defvjp(lambda *args: (function(*args), args), lambda args, given: backward(step, args, given, jnp))
         elif step.rule == "vjp on hosts":
             forward = colocated.colocated_python(
-                lambda *args: (host(step, args, xp=self._arrays), args),
+                lambda *args: (host(step, args), args),
                 **{**self._said(step), "out_specs_fn": lambda *args: (self._results(step), args)},
             )
             pull = colocated.colocated_python(
@@ -161,58 +166,67 @@ class Traced:
 
     def _plain(self, step, objects):
         if step.of is None:
-            return colocated.colocated_python(lambda *xs: host(step, xs, xp=self._arrays), **self._said(step))
+            return colocated.colocated_python(taking(step), **self._said(step))
         if step.of not in objects:
             calls = [call for call in calls_of(self.program.steps) if call.of == step.of]
-            objects[step.of] = _object(calls, self._arrays)
+            objects[step.of] = _object(calls)
         return getattr(objects[step.of], f"m{step.number}").specialize(**self._said(step))
 
-    @property
-    def _arrays(self):
-        return np if self.program.without_jax else jnp
-
     def _results(self, step):
-        kinds = {"matrix": "m", "scalar": "s", "none": "", "both": "ms"}[step.result]
-        return tuple(
+        found = tuple(
             jax.ShapeDtypeStruct(
-                SHAPE if kind == "m" else (),
-                jnp.float32,
+                *KINDS[kind],
                 sharding=NamedSharding(self.mesh, step.out_spec) if kind == "m" and self._says(step.out_spec) else None,
             )
-            for kind in kinds
+            for kind in result_kinds(step)
         )
+        return {"found": found, "none": None} if step.form == "in a tree" else found
 
     def _says(self, spec):
         return spec is not None and not self.is_eager
 
     def _said(self, step):
         # Under a batched method the function returns a batch, which its specs tell by their rank.
-        said = {"stream": step.stream, "mode": step.mode, "out_specs_fn": lambda *_: self._results(step)}
+        said = {"stream": step.stream, "mode": step.mode, "out_specs_fn": lambda *_, **__: self._results(step)}
         if step.vmap_method is not None:
             said["vmap_method"] = step.vmap_method
-        if self.program.without_jax:
-            said["uses_jax"] = False
+        said |= {"jax": {}, "numpy": {"arrays": "numpy"}, "no jax": {"uses_jax": False}}[step.gets]
         if step.pure:
             said["pure"] = True
         if self.is_eager and not step.args:
             said["devices"] = [*self.mesh.devices.flat]
         if self._says(step.in_spec):
             first = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=NamedSharding(self.mesh, step.in_spec))
-            rest = [
-                jax.ShapeDtypeStruct(SHAPE if kind == "m" else (), jnp.int32 if kind == "i" else jnp.float32)
-                for kind in step.arg_kinds[1:]
-            ]
+            rest = [jax.ShapeDtypeStruct(*KINDS[kind]) for kind in step.arg_kinds[1:]]
             said["in_specs"] = ((first, *rest), {})
         return said
 
 
-def _object(calls, xp):
+def taking(step, turn=lambda: 0):
+    """What a call does, as a function of arguments in the form of the call."""
+
+    def each(*xs):
+        return host(step, xs, turn())
+
+    def by_keyword(**xs):
+        return each(*(xs[name] for name in sorted(xs)))
+
+    def in_a_tree(tree):
+        return {"found": each(*tree["given"]), "none": tree["none"]}
+
+    def beside_a_tag(*xs):
+        return host(step, xs[:-1], turn(), xs[-1])
+
+    return {"each": each, "by keyword": by_keyword, "in a tree": in_a_tree, "beside a tag": beside_a_tag}[step.form]
+
+
+def _object(calls):
     """A colocated object with a method for each of these calls."""
     members: dict = {"__init__": lambda self: setattr(self, "counter", Counter())}
     for step in calls:
 
-        def method(self, *xs, step=step):
-            return host(step, xs, self.counter.turn(), xp)
+        def method(self, *xs, step=step, **named):
+            return taking(step, self.counter.turn)(*xs, **named)
 
         members[f"m{step.number}"] = method
     return colocated.colocated_python_class(type("Object", (), members))()

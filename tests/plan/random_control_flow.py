@@ -1,8 +1,8 @@
 """Random programs with loops, branches, derivatives and batches around colocated calls, as data.
 
-A program is a list of steps over a growing list of values: `i` a small integer, `m` a matrix, `s` a scalar, and `m*3`
-what a loop of three turns has stacked. The steps of a loop, of a branch or of a function that is differentiated see the
-values so far, and after them their own.
+A program is a list of steps over a growing list of values: `i` a small integer, `m` a matrix, `s` a scalar, `b`, `u`
+and `e` an integer as another type (`OTHERS`), and `m*3` what a loop of three turns has stacked. The steps of a loop, of
+a branch or of a function that is differentiated see the values so far, and after them their own.
 """
 
 import dataclasses
@@ -19,6 +19,11 @@ from tests import census
 EXAMPLES = 20 if settings().max_examples <= 100 else settings().max_examples
 SHAPE = (8, 4)
 SPECS = [P(), P("x"), P("x", "y"), P(None, "y"), P("y", "x")]
+OTHERS = {"b": ((), "bool"), "u": ((2,), "uint8"), "e": ((0, 4), "int16")}
+"""Of which shapes and types the arrays are that an integer is cast to: a predicate, bytes, and one without elements."""
+KINDS = {"m": (SHAPE, "float32"), "s": ((), "float32"), "i": ((), "int32"), **OTHERS}
+INTEGERS = ("i", *OTHERS)
+RULED = ("matrix", "scalar", "both")
 BACKWARD = 1000
 """What the number of a backward call is more than that of its call."""
 
@@ -53,7 +58,9 @@ class Call:
     Attributes:
         number: tells it apart.
         args, arg_kinds: the values it gets, and of which kinds they are.
-        result: "matrix", "scalar", "none", or "both" for a matrix and a scalar.
+        result: "matrix", "scalar", "none", "both" for a matrix and a scalar, "integer", "same" for its first argument.
+        form: how it gets them: "each", "by keyword", "in a tree", or "beside a tag" that is no array.
+        gets: as what the function gets arrays: "jax", "numpy", or "no jax" if it does not use jax either.
         stream: a name, or None for the caller's.
         of: the object whose method it is, or None for a function.
         pure: whether it has no effect.
@@ -70,6 +77,8 @@ class Call:
     args: tuple[int, ...]
     arg_kinds: tuple[str, ...]
     result: str
+    form: str
+    gets: str
     stream: str | None
     of: int | None
     pure: bool
@@ -183,8 +192,9 @@ class RandomProgram:
     """Steps over an integer, two matrices and a scalar; `results` are the values that it returns.
 
     If it is `without_jax` the functions are of NumPy, and those of one stream as a rule, so that executables wait for
-    them. It is called twice: with so many `turns`, with its matrices `transposed` in memory or not, and with the types
-    of 64 bits or without (`x64`).
+    them. It is called three times: with so many `turns`, with its matrices `transposed` in memory or not, with the
+    types of 64 bits or without (`x64`), and with arrays of "jax" or "numpy", or with numbers of "python" besides. The
+    third time is as the first but that results are arguments: `fed` are pairs of their positions.
     """
 
     steps: tuple
@@ -195,12 +205,14 @@ class RandomProgram:
     worth_a_dispatch: float
     emits: bool
     without_jax: bool
-    turns: tuple[int, int]
+    turns: tuple[int, ...]
     devices: int
     at_once: int
     work_until_return: float
-    transposed: tuple[bool, bool]
-    x64: tuple[bool, bool]
+    transposed: tuple[bool, ...]
+    x64: tuple[bool, ...]
+    passed: tuple[str, ...]
+    fed: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,10 +237,6 @@ class _Steps:
         self.without_jax = without_jax
         self.numbers = itertools.count()
         self.without = without
-
-    @property
-    def _with_jax(self) -> list[str]:
-        return [] if self.without_jax else ["jit", "pjit"]
 
     def one_of(self, *options: Any) -> Any:
         return self.draw(st.sampled_from(options))
@@ -262,9 +270,11 @@ class _Steps:
     def _device(self, kinds: list[str], place: _Place) -> Device:
         stacked = [kind for kind in kinds if "*" in kind]
         op = self.one_of("mean", "sine", "matmul", "constrain", "relu", "sum", "scale", *["collapse"] * bool(stacked))
-        op = self.one_of(op, op, op, "next")
-        if op == "next":
+        op = self.one_of(op, op, op, "next", *OTHERS, *["count"] * any(kind in OTHERS for kind in kinds))
+        if op == "next" or op in OTHERS:
             args: tuple[int, ...] = (self.pick(kinds, "i"),)
+        elif op == "count":
+            args = (self.pick(kinds, *OTHERS),)
         elif op == "collapse":
             args = (self.pick(kinds, *stacked),)
         elif op == "scale":
@@ -272,7 +282,9 @@ class _Steps:
         else:
             args = (self.pick(kinds, "m"),) * (1 if op in ("constrain", "relu", "sum", "sine") else 2)
             args = (*args[:-1], self.pick(kinds, "m"))
-        kinds.append({"next": "i", "sum": "s", "collapse": kinds[args[0]][0]}.get(op, "m"))
+        kinds.append(
+            {"next": "i", "count": "i", "sum": "s", "collapse": kinds[args[0]][0]}.get(op, op if op in OTHERS else "m")
+        )
         return Device(op, args)
 
     def _constant(self, kinds: list[str], place: _Place) -> Constant:
@@ -297,31 +309,39 @@ class _Steps:
         return (first, second, one, last, *self.steps(kinds, place, most, 0))
 
     def _call(self, kinds: list[str], place: _Place, result: str | None = None, **given: Any) -> Call:
-        result = result or self.one_of("matrix", "matrix", "scalar", "none", "both")
+        of_integers = [] if place.is_batched else ["integer"]  # of a batch it would be one as well
+        result = result or self.one_of("matrix", "matrix", "scalar", "none", "both", "same", *of_integers)
         rules = {"reverse": [None, "vjp on devices", "vjp on hosts", "jvp"], "forward": [None, "jvp"]}
-        rule = self.one_of(*rules.get(place.derivative or "", [None])) if result != "none" else None
+        rule = self.one_of(*rules.get(place.derivative or "", [None])) if result in RULED else None
         rule = None if "rule" in self.without else rule
-        floats = ("m", "m", "s") if place.is_batched or rule else ("m", "m", "s", "i")
-        args = self.picks(kinds, *floats, least=1 if place.is_batched or rule else 0, most=2)
+        wanted = ("m", "m", "s") if place.is_batched or rule else ("m", "m", "s", *INTEGERS)
+        args = self.picks(kinds, *wanted, least=1 if place.is_batched or rule or result == "same" else 0, most=2)
         of = None if rule else self.one_of(None, None, 0, int(not self.without_jax))
+        form = self.one_of("each", "each", "by keyword", "in a tree", "beside a tag") if not rule else "each"
+        gets = "no jax" if self.without_jax else self.one_of("jax", "jax", "numpy", "no jax")
         made = Call(
             number=next(self.numbers),
             args=args,
             arg_kinds=tuple(kinds[i] for i in args),
             result=result,
+            form=form,
+            gets=gets,
             stream=self.one_of(None, *(("a", "b", None) if not self.without_jax else ())),
             of=of,
             pure=of is None and self.one_of(False, False, False, True),
-            does=self.one_of("nothing", "nothing", "nothing", "nothing", "sleep", *self._with_jax),
+            does=self.one_of(
+                "nothing", "nothing", "nothing", "nothing", "sleep", *([] if gets == "no jax" else ["jit", "pjit"])
+            ),
             mode=self.one_of(None, None, None, *([] if self.without_jax else ["stream"]), "inline"),
-            in_spec=self.one_of(None, None, *SPECS) if self._says(kinds, args[:1], place) else None,
+            in_spec=self.one_of(None, None, *SPECS) if form == "each" and self._says(kinds, args[:1], place) else None,
             out_spec=self.one_of(None, None, *SPECS) if result in ("matrix", "both") and not place.is_batched else None,
             rule=rule,
             is_stopped=place.derivative is not None and rule is None and result != "none",
             vmap_method=self.one_of("sequential", "expand_dims", "broadcast_all") if place.is_batched else None,
         )
-        kinds += {"matrix": ["m"], "scalar": ["s"], "none": [], "both": ["m", "s"]}[result]
-        return dataclasses.replace(made, **given)
+        made = dataclasses.replace(made, **given)
+        kinds += result_kinds(made)
+        return made
 
     @staticmethod
     def _says(kinds: list[str], first: tuple[int, ...], place: _Place) -> bool:
@@ -342,7 +362,7 @@ class _Steps:
 
     def _scan(self, kinds: list[str], place: _Place) -> Scan:
         length = self.one_of(3, 3, 1, 2, *([] if "zero" in self.without else [0]))
-        init = self.picks(kinds, "m", "m", "s", "i", least=0, most=2)
+        init = self.picks(kinds, "m", "m", "s", *INTEGERS, least=0, most=2)
         xs = self.picks(kinds, "m", "s", f"m*{length}", f"s*{length}", least=0, most=2)
         inner = [*kinds, *(kinds[i] for i in init), *(kinds[i][0] for i in xs)]
         steps = self.steps(inner, place.deeper(), 3)
@@ -356,7 +376,7 @@ class _Steps:
     def _fori(self, kinds: list[str], place: _Place) -> Fori:
         lower = self.one_of(0, 1)
         traced = None if place.derivative == "reverse" else self.one_of(None, self.pick(kinds, "i"))
-        init = self.picks(kinds, "m", "m", "s", "i", least=1, most=2)
+        init = self.picks(kinds, "m", "m", "s", *INTEGERS, least=1, most=2)
         inner = [*kinds, "i", *(kinds[i] for i in init)]
         steps = self.steps(inner, place.deeper(), 3)
         carry = tuple(self.pick(inner, kinds[i], since=len(kinds) + 1) for i in init)
@@ -364,7 +384,7 @@ class _Steps:
         return Fori(lower, self.one_of(4, 0, 1, 2), traced, init, steps, carry, place.anchor)
 
     def _while(self, kinds: list[str], place: _Place) -> While:
-        init = self.picks(kinds, "m", "m", "s", least=1, most=2)
+        init = self.picks(kinds, "m", "m", "s", *INTEGERS, least=1, most=2)
         inner = [*kinds, *(kinds[i] for i in init)]
         watching = [*inner]
         predicate = self.steps(watching, dataclasses.replace(place, depth=0), 2, 0)
@@ -377,7 +397,7 @@ class _Steps:
     def _branch(self, kinds: list[str], place: _Place) -> Branch:
         by = self.one_of("i") if place.is_batched else self.one_of("i", "s")
         on = self.pick(kinds, by)
-        wanted = [self.one_of("m", "s") for _ in range(self.draw(st.integers(0, 2)))]
+        wanted = [self.one_of("m", "s", "i") for _ in range(self.draw(st.integers(0, 2)))]
         branches, outs = [], []
         for _ in range(self.one_of(2, 2, 3)):
             inner = [*kinds]
@@ -434,6 +454,17 @@ def random_programs(
         if kinds[i] == "m*0":  # of which jax.jit of 0.10 makes arrays whose shards are not those of their sharding
             spec = P()
         specs.append(P(None, *spec) if kinds[i].startswith("m*") else spec)
+    x64 = not has(steps, "weak") and draw(st.sampled_from([False, False, True]))  # these would have 64 bits
+    fed: dict[int, int] = {}
+    for argument, kind in enumerate(kinds[:4]):
+        fit = [at for at, i in enumerate(results) if kinds[i] == kind and at not in fed.values()]
+        if fit and draw(st.booleans()):
+            fed[argument] = draw(st.sampled_from(fit))
+
+    def thrice(*options: Any, second: tuple = ()) -> tuple:
+        first = draw(st.sampled_from(options))
+        return first, draw(st.sampled_from(second or options)), first
+
     return RandomProgram(
         steps,
         tuple(kinds),
@@ -443,12 +474,14 @@ def random_programs(
         draw(st.sampled_from([1e6, 1e6, 100.0, 0.0] if without_jax else [0.0, 100.0, 1e6])),
         draw(st.sampled_from([True, True, False])),
         without_jax,
-        (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
+        thrice(0, 1, 2, 3),
         draw(st.sampled_from([8, 8, 1])),
         draw(st.sampled_from([32, 2, 1])),
         draw(st.sampled_from([1e8, 0.0])),
-        (draw(st.sampled_from([False, True])), draw(st.sampled_from([False, True]))),
-        (False, not has(steps, "weak") and draw(st.sampled_from([False, False, True]))),  # these would have 64 bits
+        thrice(False, True),
+        (False, x64, False),
+        thrice("jax", "numpy", "python", second=("jax",) if x64 else ()),
+        tuple(fed.items()),
     )
 
 
@@ -502,6 +535,11 @@ def _(program: RandomProgram) -> set[str]:
         "a nested function": has(program.steps, "nested"),
         "a constant": has(program.steps, "constant"),
         "another layout": any(program.transposed),
+        "a result that is an argument of the next call": bool(program.fed),
+        "arguments of NumPy": program.passed != ("jax",) * 3,
+        "a call with an object that is no array": any(call.form == "beside a tag" for call in calls),
+        "a call that returns its argument": any(call.result == "same" for call in calls),
+        "a call that returns an integer": any(call.result == "integer" for call in calls),
         "types of 64 bits": any(program.x64),
     }
     return {feature for feature, is_there in shown.items() if is_there}
@@ -514,6 +552,13 @@ def inner_steps(step: Any) -> list[tuple]:
     if isinstance(step, While):
         return [step.predicate, step.steps]
     return [step.steps] if hasattr(step, "steps") else []
+
+
+def result_kinds(call: Call) -> list[str]:
+    """Of which kinds the results of a call are."""
+    if call.result == "same":
+        return [call.arg_kinds[0]]
+    return {"matrix": ["m"], "scalar": ["s"], "none": [], "both": ["m", "s"], "integer": ["i"]}[call.result]
 
 
 def calls_of(steps: tuple) -> list[Call]:

@@ -279,10 +279,11 @@ def test_broken_plans_are_found(mesh, monkeypatch, program):
         in_axis_resources=(None, P("x", "y"), P("y"), None),
         out_axis_resources=program.out_specs,
         donate_argnums=(1,) if program.donated else (),
+        host_argnums=4,
     )
     matrix = jax.device_put(np.ones(rc.SHAPE, np.float32), NamedSharding(mesh, P("x", "y")))
     with mesh:
-        plan, flat = flat_of(f, (np.int32(1), matrix, matrix, np.float32(1)))
+        plan, flat = flat_of(f, (np.int32(1), matrix, matrix, np.float32(1), None))
         verify(plan, flat)
         for what, wrong in broken(plan):
             assert "which is a fault of partjit" in complaint(wrong, flat), what

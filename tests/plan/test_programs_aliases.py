@@ -43,6 +43,20 @@ def test_a_result_that_is_an_argument_outlives_the_donation_of_the_argument():
     np.testing.assert_allclose(z, np.cos(x) + 3, rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4)], ids=str)
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_keys_that_are_an_argument_outlive_its_donation(mesh, mode, shape):
+    def keys():
+        return jax.random.split(jax.random.key(3), shape)
+
+    echo = pjit(same.specialize(mode=mode), donate_argnums=0)
+    for given in (keys(), keys(), keys()):
+        with mesh:
+            found = echo(given)
+        np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(keys()))
+        assert given.is_deleted()
+
+
 def test_a_value_and_a_result_that_is_the_same_array_go_into_one_fragment():
     def fun(x):
         u = x + 1

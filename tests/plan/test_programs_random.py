@@ -51,9 +51,12 @@ def meshes():
     }
 
 
-def by_hand(hand, program, turns):
+def by_hand(hand, program, turns, fed=()):
     """The results and the recorded calls of a program that is evaluated operation by operation."""
-    results = hand.results(program, [jnp.int32(turns), *map(jnp.asarray, (X, Y, S))])
+    given = [np.int32(turns), X, Y, S]
+    for argument, value in fed:
+        given[argument] = value
+    results = hand.results(program, [*map(jnp.asarray, given), operations.Tag(turns)])
     return [np.asarray(result) for result in results], [*operations.trace]
 
 
@@ -72,14 +75,19 @@ def compiled(program, mesh, monkeypatch):
         in_axis_resources=(None, P("x", "y"), P("y"), None),
         out_axis_resources=program.out_specs,
         donate_argnums=(1,) if program.donated else (),
+        host_argnums=4,
     )
 
 
-def arguments(mesh, turns, transposed=False):
+def arguments(mesh, turns, transposed=False, passed="jax"):
+    if passed != "jax":
+        numbers = (turns, S.item()) if passed == "python" else (np.int32(turns), S)
+        return [numbers[0], X, Y, numbers[1], operations.Tag(turns)]
     shardings = [NamedSharding(mesh, spec) for spec in (P(), P("x", "y"), P("y"), P())]
     if transposed:
         shardings[1:3] = [Format(Layout((1, 0)), sharding) for sharding in shardings[1:3]]
-    return [jax.device_put(v, where) for v, where in zip([np.int32(turns), X, Y, S], shardings, strict=True)]
+    found = [jax.device_put(v, where) for v, where in zip([np.int32(turns), X, Y, S], shardings, strict=True)]
+    return [*found, operations.Tag(turns)]
 
 
 def by_lane(recorded, left_out):
@@ -153,7 +161,9 @@ def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
 
     @sees(*real, KINDS.get(about, "a nested function"), "a program without jit", "a call that fails", *fails)
     @of_its_own(about + no_jax)
-    @settings(drawn, max_examples=drawn.max_examples + {"while": 2, "scan": 4}.get(about, 0) * (no_jax != ""))
+    @settings(
+        drawn, max_examples=drawn.max_examples + {"a row": 3, "while": 2, "scan": 4}.get(about, 0) * (no_jax != "")
+    )
     @given(kind, which, turn)
     def holds(program, which, turn):
         obeys_all_laws(meshes, monkeypatch, program, which, turn)
@@ -177,10 +187,11 @@ def obeys_all_laws(meshes, monkeypatch, program, which, turn):
 
 def by_hand_for_each(program):
     """The results and the recorded calls of a program, for each of its numbers of iterations."""
-    hand, found = ByHand(), []
+    hand, found, fed = ByHand(), [], []
     operations.start()
     for turns in program.turns:
-        found.append(by_hand(hand, program, turns))
+        found.append(by_hand(hand, program, turns, fed))
+        fed = [(argument, found[-1][0][result]) for argument, result in program.fed]
         operations.start(anew=False)
     return found
 
@@ -202,10 +213,15 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
 
 def means_what_it_means_by_hand(function, program, mesh, hand):
     operations.start()
-    calls = zip(program.turns, program.transposed, program.x64, hand, strict=True)
-    for turns, transposed, x64, (values, recorded) in calls:
-        with mesh, jax.enable_x64(x64):
-            results = function(*arguments(mesh, turns, transposed))
+    fed = []
+    calls = zip(program.turns, program.transposed, program.passed, program.x64, hand, strict=True)
+    for turns, transposed, passed, x64, (values, recorded) in calls:
+        args = arguments(mesh, turns, transposed, passed)
+        for argument, value in fed:
+            args[argument] = value
+        with mesh, jax.enable_x64(x64), partjit.reshard_policy("allow"):
+            results = function(*args)
+        fed = [(argument, results[result]) for argument, result in program.fed]
         same_values(results, values)
         for result, spec in zip(results, program.out_specs, strict=True):
             if spec is not None:
@@ -292,7 +308,8 @@ def makes_its_calls_without_jit(program, meshes, hand):
     operations.mesh[:] = [meshes[8]]
     operations.start()
     with meshes[1], jax.disable_jit():
-        results = Traced(program, meshes[1], is_eager=True)(jnp.int32(program.turns[0]), *map(jnp.asarray, (X, Y, S)))
+        tag = operations.Tag(program.turns[0])
+        results = Traced(program, meshes[1], is_eager=True)(jnp.int32(tag.number), *map(jnp.asarray, (X, Y, S)), tag)
     same_values(results, expected)
     colocated.wait(timeout=60)
     same_trace(operations.trace, recorded, set())

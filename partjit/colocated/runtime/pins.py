@@ -390,8 +390,8 @@ class _Arrays:
             return True
         kind = array.shape, array.dtype
         others = self._of_type.get(kind)
-        if others is None:
-            return False
+        if others is None or not array.size:  # without elements it has no address, and its copy costs nothing
+            return others is not None
         memory = self._memory.setdefault(kind, set())
         while others:
             memory.update(memory_of(others.pop()))
