@@ -10,8 +10,8 @@ from partjit._jax.types import PyTree
 
 __all__ = ["leave_refusal", "refusing"]
 
-_swap_trace, _set_trace = core.trace_state_strong_ref.swap_local, core.trace_state_strong_ref.set_local
-_swap_state, _set_state = core.trace_state.swap_local, core.trace_state.set_local
+_trace_here, _set_trace = core.trace_state_strong_ref.get_local, core.trace_state_strong_ref.set_local
+_state_here, _set_state = core.trace_state.get_local, core.trace_state.set_local
 
 _refused: "contextvars.ContextVar[_Refusal | None]" = contextvars.ContextVar("partjit_refused", default=None)
 
@@ -31,18 +31,22 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
 
     def refused(*args: PyTree, **kwargs: PyTree) -> PyTree:
         _refused.set(trace)
-        outer, outer_state = (
-            _swap_trace(trace),
-            _swap_state(state),
-        )  # as `core.set_current_trace`, in a third of the time
+        outer, outer_state = _trace_here(), _state_here()
         try:
+            _set_trace(trace)  # what `core.set_current_trace` does, in less time
+            _set_state(state)
             return target(*args, **kwargs)
         finally:
             _set_trace(outer)
             _set_state(outer_state)
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        return contextvars.copy_context().run(refused, *args, **kwargs)
+        outer, outer_state = _trace_here(), _state_here()
+        try:
+            return contextvars.copy_context().run(refused, *args, **kwargs)
+        finally:  # once more: a signal handler may have raised in the middle of the above
+            _set_trace(outer)
+            _set_state(outer_state)
 
     return call
 
