@@ -21,9 +21,7 @@ __all__ = ["as_numpy"]
 def as_numpy(array: jax.Array) -> np.ndarray:
     """What `np.asarray` makes of an array; to jax's transfer guard it is an explicit transfer."""
     try:
-        if type(array) is ArrayImpl and type(array._sharding) is NamedSharding:
-            return _as_numpy(array)
-        return np.asarray(array)
+        return _as_numpy(array)
     except jax.errors.JaxRuntimeError:  # of a guard, or what computed the array
         with config.explicit_device_get_scope():
             return _as_numpy(array)

@@ -16,9 +16,9 @@ from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, current_calls, failure_here
 from partjit.colocated.runtime.failures import Site
-from partjit.colocated.runtime.host_values import HostArgument, is_new, put_host_arguments
+from partjit.colocated.runtime.host_values import is_new, put_host_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
-from partjit.colocated.runtime.numpy_functions import as_numpy, explain_read_only
+from partjit.colocated.runtime.numpy_functions import WITH_NUMPY, as_numpy, explain_read_only
 from partjit.colocated.runtime.observation import profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -32,7 +32,6 @@ __all__ = ["SpecializationForPrograms"]
 
 _perf_counter = time.perf_counter
 _ARRAYS = frozenset({ArrayImpl})
-_WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
 
 
 class SpecializationForPrograms(Specialization):
@@ -51,7 +50,7 @@ class SpecializationForPrograms(Specialization):
             is_plain = self._is_plain and stream.is_private and not stream.calls
             if not is_plain or out_specs is None or events.listeners or journal.current is not None or is_profiled():
                 return self.run_for_program(leaves, which, site, node)
-            if not (_ARRAYS if of_numpy is None else _WITH_NUMPY).issuperset(map(type, leaves)):
+            if not (_ARRAYS if of_numpy is None else WITH_NUMPY).issuperset(map(type, leaves)):
                 return self.run_for_program(leaves, which, site, node)
             try:
                 returned = [self._target(*leaves) if of_numpy is None else of_numpy(*map(as_numpy, leaves))]

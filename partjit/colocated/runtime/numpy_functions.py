@@ -12,9 +12,10 @@ from partjit._jax.types import PyTree
 from partjit.colocated.runtime.failures import add_note
 from partjit.colocated.runtime.host_values import HostArgument
 
-__all__ = ["as_numpy", "explain_read_only", "with_numpy_arguments", "without_jax"]
+__all__ = ["WITH_NUMPY", "as_numpy", "explain_read_only", "with_numpy_arguments", "without_jax"]
 
-_WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
+WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
+"""The types of arguments that have a NumPy array."""
 
 
 def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
@@ -31,7 +32,7 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
     """
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        if not kwargs and _WITH_NUMPY.issuperset(map(type, args)):
+        if not kwargs and WITH_NUMPY.issuperset(map(type, args)):
             args = tuple(map(as_numpy, args))
         else:
             leaves, tree = jax.tree.flatten((args, kwargs))
