@@ -22,10 +22,12 @@ __all__ = [
     "enter_behind",
     "enter_if_free",
     "forget_after_fork",
+    "has_later_before",
     "is_first",
     "make_way",
     "order",
     "pass_on",
+    "put_later_behind",
     "unfinished",
 ]
 
@@ -101,7 +103,7 @@ def _append_for_another(call: Call) -> bool:
         others = [lane for lane in call.lanes if lane.calls]
         if not others and not _is_waited_for(first):
             return False
-    if call.may_overtake and any(_overtaken(call, lane) for lane in call.lanes):
+    if call.may_overtake and any(_blocked(call, lane) for lane in call.lanes):
         return False
     if _is_given_up_entering(call):
         return True
@@ -121,7 +123,7 @@ def _overtake(call: Call) -> bool:
 
     It stays the last one if it waits for one of those behind it then: for a call of another thread that waits for them.
     """
-    overtaken = {lane: others for lane in call.lanes if (others := _overtaken(call, lane))}
+    overtaken = {lane: others for lane in call.lanes if (others := _blocked(call, lane))}
     if not overtaken:
         return False
     for lane, others in overtaken.items():
@@ -133,23 +135,69 @@ def _overtake(call: Call) -> bool:
     return is_first(call)
 
 
-def _overtaken(call: Call, lane: Lane) -> list[Call]:
+def _blocked(call: Call, lane: Lane) -> list[Call]:
     """The calls of an object, the last ones there, that can only run when the one has ended that makes a call.
 
-    As if that were inlined, this call comes before them.
+    None of them is one that the call itself comes after, by the order of its own stream.
     """
     if lane is call.stream:
         return []
     makers = current_calls()
     there = [other for other in [*lane.calls] if other is not call]
-    begun = 1 if there and is_first(there[0]) else 0
+    earlier, _ = _by_stream(call, there)
+    begun = there.index(earlier[-1]) + 1 if earlier else 1 if there and is_first(there[0]) else 0
     return there[bisect.bisect_left(there, True, begun, key=lambda other: waits_for_any(other, makers)) :]
+
+
+def _by_stream(call: Call, others: Sequence[Call]) -> tuple[Sequence[Call], Sequence[Call]]:
+    """The calls of the same outermost stream that come before one which this thread makes, and those that come after.
+
+    Args:
+        call: the call.
+        others: calls in the order of a lane, with those of other streams.
+    """
+    makers = current_calls()
+    own = [other for other in others if other.stream.root is call.stream.root]
+    later = bisect.bisect_left(own, True, key=lambda other: _is_behind(other, makers))
+    return own[:later], own[later:]
+
+
+def _is_behind(call: Call, others: Sequence[Call]) -> bool:
+    """Whether a call can only run when one of others has ended, in whatever order those of objects are."""
+    return any(other in others for other in needed_by(call, _fixed))
 
 
 def _move(call: Call, lane: Lane, behind: int) -> None:
     """Moves a call so that as many are behind it: counted so, as the first one may leave the lane meanwhile."""
     lane.calls.remove(call)
     lane.calls.insert(-behind if behind else len(lane.calls), call)
+
+
+def has_later_before(call: Call) -> bool:
+    """Whether calls that come after one that this thread makes are before it in the lane of an object."""
+    return any(_later(call, lane) for lane in call.lanes)
+
+
+def put_later_behind(call: Call) -> None:
+    """Has the calls that come after one that this thread makes go behind it, unless it waits for one of them."""
+    order.run(_put_later_behind, call)
+
+
+def _put_later_behind(call: Call) -> None:
+    overtaken = {lane: others for lane in call.lanes if (others := _later(call, lane))}
+    later = [other for others in overtaken.values() for other in others]
+    for lane, others in overtaken.items():
+        _let_pass(call, lane, others)
+    if waits_for_any(call, later):
+        _make_way(call, current_calls())
+    if waits_for_any(call, later):
+        for lane in overtaken:
+            _move(call, lane, 0)
+
+
+def _later(call: Call, lane: Lane) -> Sequence[Call]:
+    """The calls before one in a lane that come after it by the order of their stream."""
+    return () if lane is call.stream else _by_stream(call, calls_before(call, lane))[1]
 
 
 def make_way(target: Call, makers: Sequence[Call]) -> None:
@@ -167,15 +215,12 @@ def make_way(target: Call, makers: Sequence[Call]) -> None:
 
 
 def _make_way(target: Call, makers: Sequence[Call]) -> None:
-    def is_blocked(call: Call) -> bool:
-        return any(other in makers for other in needed_by(call, _fixed))
-
     def before(call: Call, lane: Lane) -> Sequence[Call]:
         if lane is not call.stream:
-            _let_pass(call, lane, [other for other in calls_before(call, lane) if is_blocked(other)])
+            _let_pass(call, lane, [other for other in calls_before(call, lane) if _is_behind(other, makers)])
         return calls_before(call, lane)
 
-    if not is_blocked(target):
+    if not _is_behind(target, makers):
         collections.deque(needed_by(target, before), maxlen=0)
 
 

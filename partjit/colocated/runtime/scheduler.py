@@ -248,6 +248,9 @@ def _enter(call: Call) -> bool:
         if first is not None:
             soon.hurry(first)
             _wait_for(first, entered)
+    if call.may_overtake and not entered and lanes.has_later_before(call):
+        presence = Presence()
+        presence.of(lanes.put_later_behind, call, otherwise=_start_first)()
     return entered
 
 

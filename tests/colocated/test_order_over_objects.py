@@ -1,0 +1,152 @@
+"""Threads call methods of the same objects, also from within calls: the order of each thread holds in each object."""
+
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partjit import colocated
+from partjit.colocated import colocated_python, colocated_python_class
+from tests.census import saw, sees
+from tests.colocated import rendezvous
+from tests.effort import examples
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+SPEC = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+class Log:
+    """Notes what it is given, itself or with another log."""
+
+    def __init__(self, name):
+        self.log = rendezvous.logs[name]
+        self.is_busy = False
+
+    def note(self, x):
+        assert not self.is_busy
+        self.log.append(int(x))
+        return x
+
+    def note_in_both(self, x, other, is_waited_for):
+        assert not self.is_busy
+        self.is_busy = True
+        try:
+            self.log.append(int(x))
+            rendezvous.say("both")
+            if rendezvous.programs.get("late"):
+                rendezvous.hear("late")
+            noted = rendezvous.programs[other].note(x + 1)
+            rendezvous.say("noted")
+            if is_waited_for:
+                int(noted)
+        finally:
+            self.is_busy = False
+        return x
+
+
+def note_each(x, steps):
+    if rendezvous.programs.get("late"):
+        rendezvous.hear("noted")
+    for k, (name, is_waited_for) in enumerate(steps):
+        noted = rendezvous.programs[name].note(x + k)
+        if is_waited_for:
+            int(noted)
+    return x
+
+
+def logs():
+    """Two objects, with methods that have specs."""
+    made = colocated_python_class(Log)
+    made.note = made.note.specialize(out_specs=SPEC)
+    made.note_in_both = made.note_in_both.specialize(out_specs=SPEC)
+    rendezvous.programs.update(a=made("a"), b=made("b"))
+    return rendezvous.programs["a"], rendezvous.programs["b"]
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("is_between", [False, True])
+def test_what_a_function_calls_comes_before_what_is_behind_it_where_others_wait_for_calls_in_between(is_between):
+    a, b = logs()
+    rendezvous.programs["late"] = True
+    other = in_thread(lambda: a.note_in_both(jnp.int32(100), "b", True))
+    rendezvous.hear("both")
+    each = colocated_python(note_each, out_specs=SPEC, mode="stream")
+    each(jnp.int32(0), [("a", False), ("b", False)])  # behind the other thread in a, which comes behind this one in b
+    b.note(jnp.int32(2))
+    if is_between:  # of a third thread, behind this one in a and before what the function calls in b
+        a.note(jnp.int32(3))
+        in_thread(lambda: (a.note(jnp.int32(200)), b.note(jnp.int32(201)))).join()
+    rendezvous.say("late")
+    other.join()
+    colocated.wait()
+    assert [x for x in rendezvous.logs["b"] if x < 100] == [1, 2]
+    assert [x for x in rendezvous.logs["a"] if x < 100] == ([0, 3] if is_between else [0])
+    assert {*rendezvous.logs["b"]} == {101, 1, 2} | ({201} if is_between else set())
+
+
+@sees("several threads", "a wait in a call", "calls in calls of both kinds")
+@examples(25)
+@given(st.data())
+def test_calls_on_objects_are_in_the_order_of_each_thread_as_if_functions_were_inlined(data):
+    rendezvous.clear()
+    a, b = logs()
+    steps = st.tuples(st.sampled_from("ab"), st.booleans())
+    modes = st.sampled_from([None, "inline", "stream"])
+    plans = data.draw(st.lists(st.lists(steps, min_size=1, max_size=3), min_size=2, max_size=2))
+    is_waited_for = data.draw(st.booleans())
+    each = colocated_python(note_each, out_specs=SPEC)
+    kinds = {
+        "a": (a.note.specialize(mode=data.draw(modes)), (), [("a", 0)]),
+        "b": (b.note.specialize(mode=data.draw(modes)), (), [("b", 0)]),
+        "both": (a.note_in_both.specialize(mode=data.draw(modes)), ("b", is_waited_for), [("a", 0), ("b", 1)]),
+    }
+    for i, plan in enumerate(plans):
+        noted = [(name, k) for k, (name, _) in enumerate(plan)]
+        kinds[f"plan {i}"] = each.specialize(mode=data.draw(modes)), (plan,), noted
+    kept = data.draw(st.lists(st.sampled_from([*kinds]), min_size=2, unique=True))
+    calls = st.lists(st.tuples(st.sampled_from(kept), st.booleans()), min_size=10, max_size=30)
+    threads = data.draw(st.lists(calls, min_size=2, max_size=3))
+    saw("several threads", when=len(threads) > 2)
+    saw("a wait in a call", when=is_waited_for and "both" in kept)
+    saw("calls in calls of both kinds", when="both" in kept and {"plan 0", "plan 1"} & {*kept})
+    expected = [{"a": [], "b": []} for _ in threads]
+    failed = []
+
+    def run(t):
+        made = []
+        try:
+            for i, (kind, is_used) in enumerate(threads[t]):
+                method, args, noted = kinds[kind]
+                first = 100_000 * t + 10 * i
+                made.append(method(jnp.int32(first), *args))
+                for name, k in noted:
+                    expected[t][name].append(first + k)
+                if is_used:
+                    int(made[-1])
+            assert [int(x) % 100_000 for x in made] == [*range(0, 10 * len(made), 10)]
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        running = [in_thread(lambda t=t: run(t)) for t in range(len(threads))]
+        for thread in running:
+            thread.join()
+        colocated.wait(timeout=60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+    for t, own in enumerate(expected):
+        for name, noted in own.items():
+            assert [x for x in rendezvous.logs[name] if x // 100_000 == t] == noted
