@@ -15,6 +15,7 @@ from tests.plan.control_flow_operations import (
     backward,
     choice,
     constant,
+    decorated,
     host,
     host_backward,
     is_large,
@@ -84,7 +85,9 @@ class ByHand:
             turn = 0
             if step.of is not None:
                 turn = self.objects.setdefault(step.of, Counter()).turn()
-            return host(step, args, turn, self.tag if step.form == "beside a tag" else None)
+            tag = self.tag if step.form == "beside a tag" else None
+            function = decorated(host) if step.is_decorated else host
+            return function(step, args, turn, tag)
 
         return _each(step, once, args, size)
 

@@ -1,8 +1,10 @@
 """What the steps of random programs with control flow do: on the devices, on the hosts, and in derivatives."""
 
 import collections
+import functools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import P, with_sharding_constraint
+from partjit import P, colocated, with_sharding_constraint
 from tests.plan.random_control_flow import BACKWARD, OTHERS, SHAPE, Call, Constant
 
 _lock = threading.Lock()
@@ -59,7 +61,7 @@ def operate(op: str, args: list) -> Any:
         shape, dtype = OTHERS[op]
         return jnp.full(shape, x, dtype)
     if op == "count":
-        return jnp.sum(x, dtype=jnp.int32) % 4
+        return jnp.int32(jnp.sum(x.real, dtype=jnp.float32)) % 4
     return (x + 1) % 4  # "next"
 
 
@@ -88,7 +90,12 @@ def variant(x: Any, j: int) -> Any:
 
 def anchored(x: Any, anchor: Any) -> Any:
     """A value that has a tangent if the anchor has one; integers have none."""
-    return x + 0 * jnp.sum(anchor) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    return x + 0 * jnp.sum(anchor) if is_varied(x) else x
+
+
+def is_varied(x: Any) -> bool:
+    """Whether it is a matrix or a scalar: what has derivatives, and examples in a batch."""
+    return x.dtype == np.float32
 
 
 def loss(x: Any) -> Any:
@@ -121,11 +128,12 @@ class Tag:
 
 def host(step: Call, args: tuple, turn: int = 0, tag: Tag | None = None) -> tuple:
     """What a call does: its trace, its work and its results, arrays of NumPy or of jax."""
+    assert step.is_decorated == getattr(_here, "is_decorated", False)
     values = [np.asarray(arg) for arg in args]
     _record(step, step.number, values, turn, tag)
     if step.does == "sleep":
         time.sleep(0.001 * (step.number % 3))
-    values = [x if x.dtype == np.float32 else np.float32(x.sum()) for x in values]
+    values = [x if is_varied(x) else np.float32(x.sum().real) for x in values]
     batch = max(map(_batch, values), key=len, default=())
     matrix = np.full((*batch, *SHAPE), step.number % 5 / 5 + turn % 3 / 10, np.float32)
     for weight, value in zip((1.0, 0.5), values, strict=False):
@@ -135,6 +143,8 @@ def host(step: Call, args: tuple, turn: int = 0, tag: Tag | None = None) -> tupl
         return args[:1]
     if step.does in ("jit", "pjit") and not batch:
         matrix = np.asarray(_on_all_devices(step.does, matrix))
+    if step.does == "call":
+        matrix = np.asarray(_add_sum(matrix))
     if step.result == "integer":
         return (np.int32((step.number + turn + sum(value.shape == () for value in values)) % 4),)
     return results_of(step, matrix, matrix.mean((-2, -1)), jnp if step.gets == "jax" else np)
@@ -158,13 +168,35 @@ def _record(step: Call, number: int, values: list, turn: int, tag: Tag | None = 
     with _lock:
         of = step.of if number == step.number else None
         told = float(turn), 0.0 if tag is None else float(tag.number)
-        trace.append((step.stream, of, number, (*(float(value.sum()) for value in values), *told)))
+        trace.append((step.stream, of, number, (*(float(value.sum().real) for value in values), *told)))
         _made[number] += 1
         fails = failing.get(number) == _made[number] - 1
     if fails:
         raise ValueError(f"call {number} fails")
 
 
+_here = threading.local()
+
+
+def decorated(function: Callable) -> Callable:
+    """A function that wraps another, which sees that it is called by this one."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return _called_by_wrapper(function, *args, **kwargs)
+
+    return wrapper
+
+
+def _called_by_wrapper(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    _here.is_decorated = True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _here.is_decorated = False
+
+
+_add_sum = colocated.colocated_python(lambda x: x + np.asarray(x).sum() / np.float32(64), out_specs_fn=lambda x: x)
 _programs: dict = {}
 
 
@@ -234,12 +266,14 @@ def tangents(step: Call, args: tuple, given: tuple) -> tuple:
 
 def surrogate(x: Any, cotangent: Any) -> Any:
     """The cotangent of an argument of a function with rules of its own."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
         return np.zeros(x.shape, jax.dtypes.float0)
+    if not is_varied(x):
+        return jnp.zeros_like(x)
     return jnp.cos(x) * jnp.mean(cotangent)
 
 
 def surrogate_tangent(out: Any, given: list) -> Any:
     """The tangent of the result of a function with rules of its own."""
-    floats = [jnp.mean(t) for t in given if t.dtype != jax.dtypes.float0 and t.size]
+    floats = [jnp.mean(t) for t in given if is_varied(t)]
     return jnp.ones_like(out) * sum(floats) / 4

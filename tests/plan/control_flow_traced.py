@@ -13,9 +13,11 @@ from tests.plan.control_flow_operations import (
     backward,
     choice,
     constant,
+    decorated,
     host,
     host_backward,
     is_large,
+    is_varied,
     loss,
     operate,
     spread,
@@ -136,7 +138,7 @@ class Traced:
             inner = self.run(step.steps, values)
             return tuple(inner[i] for i in step.outs)
 
-        axes = tuple(0 if jnp.issubdtype(x.dtype, jnp.floating) else None for x in values)
+        axes = tuple(0 if is_varied(x) else None for x in values)
         batched = [
             x if axis is None else jnp.stack([variant(x, j) for j in range(step.size)])
             for x, axis in zip(values, axes, strict=True)
@@ -153,7 +155,7 @@ class Traced:
             function.defvjp(lambda *args: (function(*args), args), lambda args, given: backward(step, args, given, jnp))
         elif step.rule == "vjp on hosts":
             forward = colocated.colocated_python(
-                lambda *args: (host(step, args), args),
+                lambda *args: (taking(step)(*args), args),
                 **{**self._said(step), "out_specs_fn": lambda *args: (self._results(step), args)},
             )
             pull = colocated.colocated_python(
@@ -217,7 +219,8 @@ def taking(step, turn=lambda: 0):
     def beside_a_tag(*xs):
         return host(step, xs[:-1], turn(), xs[-1])
 
-    return {"each": each, "by keyword": by_keyword, "in a tree": in_a_tree, "beside a tag": beside_a_tag}[step.form]
+    forms = {"each": each, "by keyword": by_keyword, "in a tree": in_a_tree, "beside a tag": beside_a_tag}
+    return decorated(forms[step.form]) if step.is_decorated else forms[step.form]
 
 
 def _object(calls):

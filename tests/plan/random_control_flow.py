@@ -1,8 +1,8 @@
 """Random programs with loops, branches, derivatives and batches around colocated calls, as data.
 
-A program is a list of steps over a growing list of values: `i` a small integer, `m` a matrix, `s` a scalar, `b`, `u`
-and `e` an integer as another type (`OTHERS`), and `m*3` what a loop of three turns has stacked. The steps of a loop, of
-a branch or of a function that is differentiated see the values so far, and after them their own.
+A program is a list of steps over a growing list of values: `i` a small integer, `m` a matrix, `s` a scalar, `b`, `u`,
+`e`, `h` and `c` an integer as another type (`OTHERS`), and `m*3` what a loop of three turns has stacked. The steps of a
+loop, of a branch or of a function that is differentiated see the values so far, and after them their own.
 """
 
 import dataclasses
@@ -19,8 +19,14 @@ from tests import census
 EXAMPLES = 20 if settings().max_examples <= 100 else settings().max_examples
 SHAPE = (8, 4)
 SPECS = [P(), P("x"), P("x", "y"), P(None, "y"), P("y", "x")]
-OTHERS = {"b": ((), "bool"), "u": ((2,), "uint8"), "e": ((0, 4), "int16")}
-"""Of which shapes and types the arrays are that an integer is cast to: a predicate, bytes, and one without elements."""
+OTHERS = {
+    "b": ((), "bool"),
+    "u": ((2,), "uint8"),
+    "e": ((0, 4), "int16"),
+    "h": ((3, 2), "bfloat16"),
+    "c": ((2,), "complex64"),
+}
+"""Of which shapes and types the arrays are that an integer is cast to: the third has no elements."""
 KINDS = {"m": (SHAPE, "float32"), "s": ((), "float32"), "i": ((), "int32"), **OTHERS}
 INTEGERS = ("i", *OTHERS)
 RULED = ("matrix", "scalar", "both")
@@ -64,7 +70,8 @@ class Call:
         stream: a name, or None for the caller's.
         of: the object whose method it is, or None for a function.
         pure: whether it has no effect.
-        does: what the function does besides: "nothing", "sleep", "jit" or "pjit" over all devices.
+        does: what the function does besides: "nothing", "sleep", "jit" or "pjit" over all devices, a "call" of another.
+        is_decorated: whether the function is one that `functools.wraps` another.
         mode: as in `specialize`.
         in_spec: where its first argument is wanted, if that is said.
         out_spec: where its first result is, if that is said.
@@ -83,6 +90,7 @@ class Call:
     of: int | None
     pure: bool
     does: str
+    is_decorated: bool
     mode: str | None
     in_spec: Any
     out_spec: Any
@@ -330,8 +338,14 @@ class _Steps:
             of=of,
             pure=of is None and self.one_of(False, False, False, True),
             does=self.one_of(
-                "nothing", "nothing", "nothing", "nothing", "sleep", *([] if gets == "no jax" else ["jit", "pjit"])
+                "nothing",
+                "nothing",
+                "nothing",
+                "nothing",
+                "sleep",
+                *([] if gets == "no jax" else ["jit", "pjit", "call"]),
             ),
+            is_decorated=self.one_of(False, False, True),
             mode=self.one_of(None, None, None, *([] if self.without_jax else ["stream"]), "inline"),
             in_spec=self.one_of(None, None, *SPECS) if form == "each" and self._says(kinds, args[:1], place) else None,
             out_spec=self.one_of(None, None, *SPECS) if result in ("matrix", "both") and not place.is_batched else None,
@@ -540,6 +554,8 @@ def _(program: RandomProgram) -> set[str]:
         "a call with an object that is no array": any(call.form == "beside a tag" for call in calls),
         "a call that returns its argument": any(call.result == "same" for call in calls),
         "a call that returns an integer": any(call.result == "integer" for call in calls),
+        "a call of a decorated function": any(call.is_decorated for call in calls),
+        "a call in a call": any(call.does == "call" for call in calls),
         "types of 64 bits": any(program.x64),
     }
     return {feature for feature, is_there in shown.items() if is_there}

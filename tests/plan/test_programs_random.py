@@ -142,6 +142,18 @@ REAL = (
     "two mesh axes",
 )
 
+RARE = (
+    "a call in a call",
+    "a call of a decorated function",
+    "a call that returns an integer",
+    "a call that returns its argument",
+    "a call with an object that is no array",
+    "a result that is an argument of the next call",
+    "arguments of NumPy",
+    "types of 64 bits",
+)
+"""What a soak sees besides."""
+
 
 @pytest.mark.soak
 @pytest.mark.parametrize("about", ["a row", *KINDS, "a row, no jax", "scan, no jax", "while, no jax", "branch, no jax"])
@@ -152,18 +164,19 @@ def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
     kind = rc.straight_programs(**given_jax) if about == "a row" else rc.random_programs(3, about=about, **given_jax)
     real = [one for one in REAL if one != "two streams" or not no_jax]
     real += ["a call that its executable waits for"] * (no_jax != "" and about != "while")
+    if drawn.max_examples >= 100:
+        real += RARE if not no_jax else [one for one in RARE if one != "a call in a call"]
     if no_jax and about == "a row":  # where they would be the host's
         monkeypatch.setattr(emit, "_calls_before_work", lambda run: 0)
     is_loop = about in ("scan", "fori")
     fails = ["a call that fails in a later iteration"] * is_loop
     # Which call fails, and in which iteration: first the one in the loop, in the second iteration.
     which, turn = st.integers(2 * is_loop, 9), st.sampled_from([1, 0, 2] if is_loop else [0, 1, 2])
+    more = {"a row": 3, "while": 2, "scan": 4, "branch": 3}.get(about, 0) * (no_jax != "")
 
     @sees(*real, KINDS.get(about, "a nested function"), "a program without jit", "a call that fails", *fails)
     @of_its_own(about + no_jax)
-    @settings(
-        drawn, max_examples=drawn.max_examples + {"a row": 3, "while": 2, "scan": 4}.get(about, 0) * (no_jax != "")
-    )
+    @settings(drawn, max_examples=drawn.max_examples + more)
     @given(kind, which, turn)
     def holds(program, which, turn):
         obeys_all_laws(meshes, monkeypatch, program, which, turn)
