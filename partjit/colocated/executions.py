@@ -147,13 +147,14 @@ def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: C
     """
     context, settings = contextvars.copy_context(), ThreadSettings.here()
     first = _first(calls)
+    stream = first.specialization.own_stream()  # of this thread, not of that which runs the calls
 
     def body() -> Sequence[jax.Array]:
         settings.run(context.run, in_context)
         return ()
 
     def in_context() -> None:
-        inside(first.specialization.own_stream())
+        inside(stream)
         run()
 
     return first.specialization.in_place_of_all(first.site, lanes, body)

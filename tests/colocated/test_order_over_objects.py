@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax import lax
 
-from partjit import colocated
+from partjit import colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
+one = jnp.int32(1)
 SPEC = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -92,6 +95,50 @@ def test_what_a_function_calls_comes_before_what_is_behind_it_where_others_wait_
     assert [x for x in rendezvous.logs["b"] if x < 100] == [1, 2]
     assert [x for x in rendezvous.logs["a"] if x < 100] == ([0, 3] if is_between else [0])
     assert {*rendezvous.logs["b"]} == {101, 1, 2} | ({201} if is_between else set())
+
+
+SPREAD = {"uses_jax": False}
+WAYS = {
+    "a call": lambda f: f,
+    "an inline call": lambda f: f.specialize(mode="inline"),
+    "a call of a program": lambda f: pjit(lambda x: f(x) * 0 + x),
+    "a branch": lambda f: pjit(lambda x: lax.cond(x > 0, lambda: f(x), lambda: x)),
+    "a loop that returns what its calls get": lambda f: pjit(lambda x: in_loop(f, 4, x)),
+    "a loop that hands it over": lambda f: pjit(lambda x: in_loop(f, x, x)),
+    "a loop that waits": lambda f: pjit(lambda x: lax.fori_loop(0, x, lambda _, x: f.specialize(**SPREAD)(x), x)),
+    "a loop with calls of two streams": lambda f: pjit(lambda x: in_loop(both(f, f.specialize(stream="o")), x, x)),
+    "a loop whose devices run them": lambda f: pjit(lambda x: in_loop(f.specialize(**SPREAD), x, x)),
+}
+
+
+def in_loop(function, count, x):
+    return lax.fori_loop(0, count, lambda _, x: (function(x), x)[1], x)
+
+
+def both(*functions):
+    return lambda x: [function(x) for function in functions]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_function_calls_is_of_the_stream_of_its_caller_in_whichever_way_it_is_called(way):
+    def noting(x):
+        rendezvous.logs["streams"].append(current_stream())
+        return x
+
+    called = WAYS[way](colocated_python(noting, out_specs=SPEC))
+
+    def run():
+        rendezvous.logs["own"].append(current_stream())
+        for _ in range(3):
+            called(jnp.int32(3))
+
+    for _ in range(3):
+        rendezvous.clear()
+        in_thread(run).join()
+        colocated.wait()
+        noted = [stream.root for stream in rendezvous.logs["streams"] if stream.root.name != "o"]
+        assert len(noted) >= 3
+        assert {*noted} == {*rendezvous.logs["own"]}
 
 
 @sees("several threads", "a wait in a call", "calls in calls of both kinds")
