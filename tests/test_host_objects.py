@@ -306,6 +306,7 @@ SHAPES = [
     lambda x, y: ((x, y), {}),
     lambda x, y: ((x,), {"other": y}),
     lambda x, y: (({"a": x, "b": [y]},), {}),
+    lambda x, y: ((x, 7, y), {}),
 ]
 
 
@@ -347,6 +348,19 @@ def test_eager_calls_get_their_own_arguments_whatever_those_before_had(mesh, dat
             assert isinstance(one, jax.Array)
             assert not isinstance(other, jax.Array) or one.sharding == other.sharding
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("mode", ["inline", "auto", "stream"])
+@pytest.mark.parametrize("number", [1, 0.5, np.int32(1), np.ones(2)], ids=["int", "float", "numpy number", "array"])
+def test_an_eager_call_with_another_object_and_number_is_recognized(monkeypatch, mode, number):
+    call = colocated_python(lambda *args: recorded(*args), mode=mode, **nothing)
+    call("a", number, jnp.float32(0))
+    monkeypatch.setattr("partjit.colocated.function._flatten", None)
+    call("b", number + 1, jnp.float32(1))
+    text, *others = seen()[-1]
+    assert text == "b"
+    for found, expected in zip(others, (number + 1, 1), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_eager_calls_keep_no_object():

@@ -4,11 +4,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import jax
 from jax.core import Tracer
 
+from partjit._jax.arrays import ArrayImpl
 from partjit._jax.meshes import manual_axes
 from partjit._jax.processes import group_size
 from partjit._jax.tracing import eagerly, is_eager, is_staged
@@ -98,6 +99,8 @@ class ColocatedFunction(Colocated):
             if recognized is not None:
                 cache.hits += 1
                 leaves, objects = recognized
+                if known.host_arguments is not None:
+                    return calling_with(objects, specialization.call_with_host_arguments, leaves)
                 args, kwargs = known.tree.unflatten(leaves)
                 return calling_with(objects, specialization, args, kwargs, leaves, True)
         if group_size() > 1 and self._definition.options.is_agreed_on:
@@ -120,16 +123,22 @@ class ColocatedFunction(Colocated):
         if any(map(is_object, leaves)):
             return self._call_with_objects(args, kwargs, leaves, tree)
         if any(map(is_host_value, leaves)):
-            options = self.options
-            specs = options.in_specs and options.in_specs.leaves
-            with self._traced.naming_overflows(leaves, args, kwargs):
-                arrays = put_arguments(leaves, specs, options.devices)
-            args, kwargs = tree.unflatten(arrays)
+            args, kwargs, arrays, known = self._put(args, kwargs, leaves, tree)
             specialization = cache.find(self._definition, args, kwargs)
-            known = KnownHostArguments.of(tree, leaves, arrays, are_devices_given=options.devices is not None)
             cache.last_with_host_values = known and (known, specialization)
             return specialization(args, kwargs, arrays, False)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
+
+    def _put(
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[Any], tree: PyTreeDef
+    ) -> tuple[Sequence[PyTree], Mapping[str, PyTree], Sequence[jax.Array], KnownHostArguments | None]:
+        """The arguments with arrays in place of NumPy arrays and numbers, flat as well, and how they became these."""
+        options = self.options
+        specs = options.in_specs and options.in_specs.leaves
+        with self._traced.naming_overflows(leaves, args, kwargs):
+            arrays = put_arguments(leaves, specs, options.devices)
+        known = KnownHostArguments.of(tree, leaves, arrays, are_devices_given=options.devices is not None)
+        return *tree.unflatten(arrays), arrays, known
 
     def _call_with_objects(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[object], tree: PyTreeDef
@@ -142,12 +151,16 @@ class ColocatedFunction(Colocated):
         objects = {reference: x for reference, x in zip(references, leaves, strict=True) if reference is not None}
         placed = [x if reference is None else reference for reference, x in zip(references, leaves, strict=True)]
         args, kwargs = tree.unflatten(placed)
-        own, own_tree = _flatten((args, kwargs))
-        known = KnownObjects.of(tree, own_tree, leaves, references) if group_size() == 1 else None
-        if known is None:
+        if group_size() > 1:
             return calling_with(objects, self, *args, **kwargs)
+        own, own_tree = _flatten((args, kwargs))
+        host_arguments = None
+        if any(map(is_host_value, own)):
+            args, kwargs, own, host_arguments = self._put(args, kwargs, own, own_tree)
         specialization = self._cache.find(self._definition, args, kwargs)
-        self._cache.last_with_objects = known, specialization
+        if {*map(type, own)} <= {ArrayImpl}:  # none is pending or an array of keys
+            known = KnownObjects(tree, own_tree, leaves, references, host_arguments)
+            self._cache.last_with_objects = known, specialization
         return calling_with(objects, specialization, args, kwargs, own, False)
 
     def discard_ahead(self) -> int:

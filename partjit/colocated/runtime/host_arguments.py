@@ -60,12 +60,14 @@ class KnownHostArguments:
 
     def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
         """The flat arguments, with `HostArgument`s, if they are of the known kinds; else None."""
+        leaves = leaves_of(self._tree, (args, kwargs))
+        return None if leaves is None else self.recognized(leaves)
+
+    def recognized(self, leaves: list[Any]) -> list[Any] | None:
+        """The flat arguments of a call, a list that is changed, as of `leaves_of`."""
         if self._context != self._context_of():
             return None
         try:
-            leaves = leaves_of(self._tree, (args, kwargs))
-            if leaves is None:
-                return None
             for i, kind in enumerate(self._kinds):
                 leaf = leaves[i]
                 if kind is None:
