@@ -363,6 +363,35 @@ def test_an_eager_call_with_another_object_and_number_is_recognized(monkeypatch,
         np.testing.assert_array_equal(found, expected)
 
 
+def test_eager_calls_with_objects_are_recognized_in_any_order(monkeypatch):
+    call = colocated_python(lambda *args: recorded(*args), mode="inline", **nothing)
+    kinds = [lambda i: (str(i), jnp.full(3, i)), lambda i: (str(i), i), lambda i: (Config(i), i, jnp.float32(i))]
+    for kind in kinds:
+        call(*kind(0))
+    seen()
+    monkeypatch.setattr("partjit.colocated.function.argument_paths", None)
+    for i in range(1, 4):
+        for kind in kinds[::-1]:
+            text, *others = kind(i)
+            call(text, *others)
+            ((found, *values),) = seen()
+            assert found is text
+            for value, other in zip(values, others, strict=True):
+                np.testing.assert_array_equal(value, other)
+
+
+def test_of_eager_calls_with_objects_those_with_64_bits_are_others():
+    call = colocated_python(lambda text, x: x, mode="inline", out_specs_fn=lambda text, x: x)
+    half = colocated_python(lambda *_: 0.5, mode="inline", out_specs_fn=lambda *_: jax.eval_shape(lambda: 0.5))
+    x = jnp.float32(0)
+    calls = [lambda: call("a", 1), lambda: call("a", 0.5), lambda: call("a", np.ones(2)), lambda: half("a", x)]
+    for _ in range(3):
+        for each in calls:
+            with jax.enable_x64(True):
+                assert each().dtype.itemsize == 8
+            assert each().dtype.itemsize == 4
+
+
 def test_eager_calls_keep_no_object():
     call = colocated_python(recorded_name, mode="stream", **nothing)
     for name in "abc":

@@ -50,16 +50,15 @@ class KnownObjects:
             for leaf, reference in zip(leaves, references, strict=True)
         ]
 
-    def recognized(
-        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
-    ) -> tuple[list[Any], dict[HostReference, object]] | None:
-        """The other arguments of a call and its objects, if it is like the earlier one; else None.
+    def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
+        """The flat arguments, if they have the structure of those of the earlier call; else None."""
+        return leaves_of(self._flat, (args, kwargs))
+
+    def recognized(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[HostReference, object]] | None:
+        """The other arguments of a call and its objects, from the flat ones, if it is like the earlier one; else None.
 
         With NumPy arrays or numbers among them, the former are those of `Specialization.call_with_host_arguments`.
         """
-        leaves = leaves_of(self._flat, (args, kwargs))
-        if leaves is None:
-            return None
         others: list[Any] = []
         objects: dict[HostReference, object] = {}
         host_arguments = self.host_arguments

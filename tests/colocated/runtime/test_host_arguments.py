@@ -68,6 +68,7 @@ def test_known_kinds_of_arguments_change_nothing(mesh, data):
             results = []
             for f in (known, unknown):
                 unknown._cache.last_with_host_values = None
+                unknown._cache.with_host_values.clear()
                 hits = known._cache.hits
                 with CONTEXTS[context](mesh) if context else contextlib.nullcontext():
                     try:
@@ -86,6 +87,19 @@ def test_known_kinds_of_arguments_change_nothing(mesh, data):
     colocated.wait()
     seen = rendezvous.logs["seen"]
     assert seen[::2] == seen[1::2]
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_calls_of_known_kinds_are_recognized_in_any_order(monkeypatch, mode):
+    f = colocated_python(look, mode=mode, out_specs_fn=lambda value, other: value)
+    kinds = [lambda i, n=n: (np.full(n, i), jnp.arange(3.0)) for n in range(5)] + [lambda i: (i, 3), lambda i: (i, 3.5)]
+    for kind in kinds:
+        f(*kind(0))
+    monkeypatch.setattr(type(f), "_put", None)
+    for i in range(1, 3):
+        for kind in kinds[::-i]:
+            value, other = kind(i)
+            np.testing.assert_array_equal(f(value, other), value)
 
 
 @pytest.mark.parametrize("beside", ["an array", "a NumPy array"])
