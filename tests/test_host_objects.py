@@ -306,6 +306,7 @@ SHAPES = [
     lambda x, y: ((x, y), {}),
     lambda x, y: ((x,), {"other": y}),
     lambda x, y: (({"a": x, "b": [y]},), {}),
+    lambda x, y: ((x, 7, y), {}),
 ]
 
 
@@ -347,6 +348,48 @@ def test_eager_calls_get_their_own_arguments_whatever_those_before_had(mesh, dat
             assert isinstance(one, jax.Array)
             assert not isinstance(other, jax.Array) or one.sharding == other.sharding
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("mode", ["inline", "auto", "stream"])
+@pytest.mark.parametrize("number", [1, 0.5, np.int32(1), np.ones(2)], ids=["int", "float", "numpy number", "array"])
+def test_an_eager_call_with_another_object_and_number_is_recognized(monkeypatch, mode, number):
+    call = colocated_python(lambda *args: recorded(*args), mode=mode, **nothing)
+    call("a", number, jnp.float32(0))
+    monkeypatch.setattr("partjit.colocated.function._flatten", None)
+    call("b", number + 1, jnp.float32(1))
+    text, *others = seen()[-1]
+    assert text == "b"
+    for found, expected in zip(others, (number + 1, 1), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_eager_calls_with_objects_are_recognized_in_any_order(monkeypatch):
+    call = colocated_python(lambda *args: recorded(*args), mode="inline", **nothing)
+    kinds = [lambda i: (str(i), jnp.full(3, i)), lambda i: (str(i), i), lambda i: (Config(i), i, jnp.float32(i))]
+    for kind in kinds:
+        call(*kind(0))
+    seen()
+    monkeypatch.setattr("partjit.colocated.function.argument_paths", None)
+    for i in range(1, 4):
+        for kind in kinds[::-1]:
+            text, *others = kind(i)
+            call(text, *others)
+            ((found, *values),) = seen()
+            assert found is text
+            for value, other in zip(values, others, strict=True):
+                np.testing.assert_array_equal(value, other)
+
+
+def test_of_eager_calls_with_objects_those_with_64_bits_are_others():
+    call = colocated_python(lambda text, x: x, mode="inline", out_specs_fn=lambda text, x: x)
+    half = colocated_python(lambda *_: 0.5, mode="inline", out_specs_fn=lambda *_: jax.eval_shape(lambda: 0.5))
+    x = jnp.float32(0)
+    calls = [lambda: call("a", 1), lambda: call("a", 0.5), lambda: call("a", np.ones(2)), lambda: half("a", x)]
+    for _ in range(3):
+        for each in calls:
+            with jax.enable_x64(True):
+                assert each().dtype.itemsize == 8
+            assert each().dtype.itemsize == 4
 
 
 def test_eager_calls_keep_no_object():

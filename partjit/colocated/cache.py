@@ -6,7 +6,7 @@ specializations of their own.
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 from jax.core import ShapedArray
@@ -30,8 +30,8 @@ from partjit.host_objects import has_objects
 
 __all__ = ["CacheInfo", "SpecializationCache"]
 
-
 _caches = CacheGroup("partjit.colocated specializations")
+_Known = TypeVar("_Known")
 
 
 class CacheInfo(NamedTuple):
@@ -58,11 +58,12 @@ class SpecializationCache:
         last: the specialization found last, which most callers need again.
         last_with_host_values: that of the last call with NumPy arrays or numbers, and what became of these.
         last_with_objects: that of the last call with objects, and where these were.
+        with_host_values, with_objects: the same of earlier calls, by the kinds of their arguments.
         hits: the number of look-ups that found one.
         misses: the number of those that did not.
     """
 
-    _MOST_IDENTITIES = 1024
+    _MOST_IDENTITIES = _MOST_KNOWN = 1024
 
     def __init__(self) -> None:
         self._by_identity: dict[Hashable, tuple[Specialization, Sequence[Sharding]]] = {}
@@ -72,6 +73,8 @@ class SpecializationCache:
         self._has_64_bits = False  # where that was found
         self.last_with_host_values: tuple[KnownHostArguments, Specialization] | None = None
         self.last_with_objects: tuple[KnownObjects, Specialization] | None = None
+        self.with_host_values: dict[Hashable, tuple[KnownHostArguments, Specialization]] = {}
+        self.with_objects: dict[Hashable, tuple[KnownObjects, Specialization]] = {}
         self.hits = 0
         self.misses = 0
         _caches.add(self)
@@ -155,6 +158,23 @@ class SpecializationCache:
             self.last_with_objects = None
         self.last = specialization
 
+    def remember_with_host_values(self, key: Hashable, known: KnownHostArguments, found: Specialization) -> None:
+        """Remembers a call with NumPy arrays or numbers as the last one, and for those with the same key."""
+        self.last_with_host_values = known, found
+        self._keep(self.with_host_values, key, self.last_with_host_values)
+
+    def remember_with_objects(self, key: Hashable, known: KnownObjects, found: Specialization) -> None:
+        """The same of a call with objects."""
+        self._remember(found)
+        self.last_with_objects = known, found
+        self._keep(self.with_objects, key, self.last_with_objects)
+
+    def _keep(self, known: dict[Hashable, _Known], key: Hashable, call: _Known) -> None:
+        with self._lock:
+            known[key] = call
+            if len(known) > self._MOST_KNOWN:
+                del known[next(iter(known))]
+
     def is_as_last(self) -> bool:
         """Whether what was found last may be used here."""
         return self._has_64_bits is has_64_bits()
@@ -182,6 +202,8 @@ class SpecializationCache:
             self._by_identity.clear()
             self._by_equality.clear()
             self.last = self.last_with_host_values = self.last_with_objects = None
+            self.with_host_values.clear()
+            self.with_objects.clear()
             self.hits = self.misses = 0
 
 

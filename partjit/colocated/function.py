@@ -4,13 +4,15 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import jax
 from jax.core import Tracer
 
+from partjit._jax.arrays import ArrayImpl
 from partjit._jax.meshes import manual_axes
 from partjit._jax.processes import group_size
+from partjit._jax.threads import has_64_bits
 from partjit._jax.tracing import eagerly, is_eager, is_staged
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import name_of, signature_of
@@ -24,12 +26,13 @@ from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
 from partjit.colocated.isolation.functions import IsolatedFunction
 from partjit.colocated.options import OptionArguments, Options, takes_options
-from partjit.colocated.runtime.host_arguments import KnownHostArguments
+from partjit.colocated.runtime.host_arguments import KnownHostArguments, kinds_of
 from partjit.colocated.runtime.host_values import is_host_value, is_object, put_arguments
 from partjit.colocated.runtime.in_specs import argument_paths
 from partjit.colocated.runtime.object_arguments import KnownObjects
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.serialization import copied
+from partjit.colocated.specialization import Specialization
 from partjit.host_objects import HostReference, calling_with
 
 __all__ = ["ColocatedFunction", "colocated_python"]
@@ -94,12 +97,11 @@ class ColocatedFunction(Colocated):
                 return specialization.call_with_host_arguments(leaves)
         if cache.last_with_objects is not None and eager and cache.is_as_last():
             known, specialization = cache.last_with_objects
-            recognized = known.recognized(args, kwargs)
+            leaves = known.leaves_of(args, kwargs)
+            recognized = None if leaves is None else known.recognized(leaves)
             if recognized is not None:
                 cache.hits += 1
-                leaves, objects = recognized
-                args, kwargs = known.tree.unflatten(leaves)
-                return calling_with(objects, specialization, args, kwargs, leaves, True)
+                return _call_known(known, specialization, *recognized)
         if group_size() > 1 and self._definition.options.is_agreed_on:
             with telling_others(self._name):
                 return self._call(args, kwargs, eager)
@@ -120,21 +122,48 @@ class ColocatedFunction(Colocated):
         if any(map(is_object, leaves)):
             return self._call_with_objects(args, kwargs, leaves, tree)
         if any(map(is_host_value, leaves)):
-            options = self.options
-            specs = options.in_specs and options.in_specs.leaves
-            with self._traced.naming_overflows(leaves, args, kwargs):
-                arrays = put_arguments(leaves, specs, options.devices)
-            args, kwargs = tree.unflatten(arrays)
-            specialization = cache.find(self._definition, args, kwargs)
-            known = KnownHostArguments.of(tree, leaves, arrays, are_devices_given=options.devices is not None)
-            cache.last_with_host_values = known and (known, specialization)
-            return specialization(args, kwargs, arrays, False)
+            return self._call_with_host_values(args, kwargs, leaves, tree)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
+
+    def _call_with_host_values(
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[Any], tree: PyTreeDef
+    ) -> PyTree:
+        """Calls the function, with arrays in place of the NumPy arrays and numbers among the flat arguments."""
+        cache, key = self._cache, (tree, kinds_of(leaves))
+        found = cache.with_host_values.get(key)
+        recognized = found and found[0].recognized([*leaves])
+        if found is not None and recognized is not None:
+            cache.hits += 1
+            cache.remember_with_host_values(key, *found)
+            return found[1].call_with_host_arguments(recognized)
+        args, kwargs, arrays, known = self._put(args, kwargs, leaves, tree)
+        specialization = cache.find(self._definition, args, kwargs)
+        if known is not None:
+            cache.remember_with_host_values(key, known, specialization)
+        return specialization(args, kwargs, arrays, False)
+
+    def _put(
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[Any], tree: PyTreeDef
+    ) -> tuple[Sequence[PyTree], Mapping[str, PyTree], Sequence[jax.Array], KnownHostArguments | None]:
+        """The arguments with arrays in place of NumPy arrays and numbers, flat as well, and how they became these."""
+        options = self.options
+        specs = options.in_specs and options.in_specs.leaves
+        with self._traced.naming_overflows(leaves, args, kwargs):
+            arrays = put_arguments(leaves, specs, options.devices)
+        known = KnownHostArguments.of(tree, leaves, arrays, are_devices_given=options.devices is not None)
+        return *tree.unflatten(arrays), arrays, known
 
     def _call_with_objects(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[object], tree: PyTreeDef
     ) -> PyTree:
         """Calls the function, which gets those of the flat arguments as they are that are no arrays."""
+        cache, key = self._cache, (has_64_bits(), tree, kinds_of(leaves))
+        found = cache.with_objects.get(key)
+        recognized = found and found[0].recognized(leaves)
+        if found is not None and recognized is not None:
+            cache.hits += 1
+            cache.remember_with_objects(key, *found)
+            return _call_known(*found, *recognized)
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         references = [
             HostReference(self._name, path) if is_object(x) else None for path, x in zip(paths, leaves, strict=True)
@@ -142,12 +171,16 @@ class ColocatedFunction(Colocated):
         objects = {reference: x for reference, x in zip(references, leaves, strict=True) if reference is not None}
         placed = [x if reference is None else reference for reference, x in zip(references, leaves, strict=True)]
         args, kwargs = tree.unflatten(placed)
-        own, own_tree = _flatten((args, kwargs))
-        known = KnownObjects.of(tree, own_tree, leaves, references) if group_size() == 1 else None
-        if known is None:
+        if group_size() > 1:
             return calling_with(objects, self, *args, **kwargs)
-        specialization = self._cache.find(self._definition, args, kwargs)
-        self._cache.last_with_objects = known, specialization
+        own, own_tree = _flatten((args, kwargs))
+        host_arguments = None
+        if any(map(is_host_value, own)):
+            args, kwargs, own, host_arguments = self._put(args, kwargs, own, own_tree)
+        specialization = cache.find(self._definition, args, kwargs)
+        if {*map(type, own)} <= {ArrayImpl}:  # none is pending or an array of keys
+            known = KnownObjects(tree, own_tree, leaves, references, host_arguments)
+            cache.remember_with_objects(key, known, specialization)
         return calling_with(objects, specialization, args, kwargs, own, False)
 
     def discard_ahead(self) -> int:
@@ -286,3 +319,13 @@ def _require_no_class(fun: Callable[..., PyTree]) -> None:
             "its objects are no arrays, which a colocated function has to return. colocated_python_class makes them "
             "live on the hosts, with methods that are colocated functions",
         )
+
+
+def _call_known(
+    known: KnownObjects, specialization: Specialization, leaves: Sequence[Any], objects: Mapping[HostReference, object]
+) -> PyTree:
+    """Calls a function with what `KnownObjects.recognized` returned."""
+    if known.host_arguments is not None:
+        return calling_with(objects, specialization.call_with_host_arguments, leaves)
+    args, kwargs = known.tree.unflatten(leaves)
+    return calling_with(objects, specialization, args, kwargs, leaves, True)

@@ -42,6 +42,7 @@ from partjit.host_objects import with_objects
 __all__ = ["PreparedFunction"]
 
 _PLAIN = frozenset({ArrayImpl})
+_PLAIN_OR_OF_HOST = _PLAIN | {HostArgument}
 
 
 class PreparedFunction:
@@ -89,7 +90,7 @@ class PreparedFunction:
         self._is_plain = False  # whether a call is no more than one of its function with the leaves; set by `prepare`
         self._has_own_thread = self._mode == "stream" or self._stream is not None
         self._pins = Pins(len(leaves))
-        self._pins_in_programs: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
+        self._pins_of_some: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., PyTree]  # set by `prepare`, as are the next two
         self._of_numpy: Callable[..., PyTree] | None = None  # the function of NumPy arrays that `_target` calls, if so
@@ -228,8 +229,12 @@ class PreparedFunction:
 
     def _pinned_all(self, leaves: Sequence[Any]) -> list[Taken]:
         """What returns the arguments, as they are now, on the host when the function runs."""
-        if self._host_shardings is None and _PLAIN.issuperset(map(type, leaves)):
-            return self._pins.pin_all(leaves)
+        if self._host_shardings is None:
+            kinds = {*map(type, leaves)}
+            if kinds <= _PLAIN:
+                return self._pins.pin_all(leaves)
+            if kinds <= _PLAIN_OR_OF_HOST:
+                return self._taken_all(leaves, [type(leaf) is ArrayImpl for leaf in leaves])
         beside: Beside = []
         return [self._pinned(i, leaf, beside) for i, leaf in enumerate(leaves)]
 
@@ -253,7 +258,7 @@ class PreparedFunction:
         return MovedByCall(take if type(leaf) is PendingArray else take(), target, beside)
 
     def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool | None]) -> list[Taken]:
-        """What returns the arguments of a call in a program when the function runs."""
+        """What returns the arguments of a call when the function runs; which are pinned, as of `submitting`."""
         plain: list[Taken] = []
         for leaf, is_pinned in zip(leaves, pinned, strict=True):  # of most calls all are numbers, or of nobody else
             kind = type(leaf)
@@ -268,9 +273,9 @@ class PreparedFunction:
         if True in pinned:
             kept = [leaf for leaf, is_pinned in zip(leaves, pinned, strict=True) if is_pinned]
             if _PLAIN.issuperset(map(type, kept)):
-                pins = self._pins_in_programs.get(key := tuple(pinned))
+                pins = self._pins_of_some.get(key := tuple(pinned))
                 if pins is None:
-                    pins = self._pins_in_programs.setdefault(key, Pins(len(kept)))
+                    pins = self._pins_of_some.setdefault(key, Pins(len(kept)))
                 takes = iter(pins.pin_all(kept))
                 return [
                     next(takes) if is_pinned else self._taken(leaf, is_pinned)

@@ -59,7 +59,7 @@ class Specialization(PreparedFunction):
         if out_specs is not None and are_plain and (self._is_known_to_all or is_agreed) and self._runs_simply():
             stream = self._stream or current_stream()
             site = code_site(3)  # the callers of this are in the package
-            return submitted(self._on_thread, self._pins.pin_all(leaves), stream, out_specs, site)
+            return submitted(self._on_thread, self._pinned_all(leaves), stream, out_specs, site)
         if self._agreement is not None and not is_agreed and (self._mode == "inline" or not self._is_known_to_all):
             learns = self.out_specs is None and not self._options.has_out_specs
             refusals.take_back()
@@ -107,8 +107,10 @@ class Specialization(PreparedFunction):
         is_cheap = self._mode == "auto" and self._stream is None and self._cheapness.is_shown
         is_ready = self._is_prepared and self._is_here and self._is_known_to_all
         if not is_ready or self._mode == "inline" or is_cheap or journal.current is not None:
-            if not (is_ready and self._takes_numpy and journal.current is None):
-                leaves = put_host_arguments(leaves)
+            is_usual = is_ready and journal.current is None
+            if not (is_usual and self._takes_numpy):  # as on a thread, numbers are put when more than these is used
+                when_used = is_usual and is_cheap and not self._is_of_shards
+                leaves = put_host_arguments(leaves, when_used=when_used)
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             return self(args, kwargs, leaves, True)
         try:

@@ -1,6 +1,6 @@
 """Calls with NumPy arrays and numbers that are like an earlier one, recognized quickly."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of
 from partjit.colocated.runtime.host_values import NUMBERS, Destination, is_host_value
 
-__all__ = ["KnownHostArguments"]
+__all__ = ["KnownHostArguments", "kinds_of"]
 
 
 class KnownHostArguments:
@@ -60,12 +60,14 @@ class KnownHostArguments:
 
     def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
         """The flat arguments, with `HostArgument`s, if they are of the known kinds; else None."""
+        leaves = leaves_of(self._tree, (args, kwargs))
+        return None if leaves is None else self.recognized(leaves)
+
+    def recognized(self, leaves: list[Any]) -> list[Any] | None:
+        """The flat arguments of a call, a list that is changed, as of `leaves_of`."""
         if self._context != self._context_of():
             return None
         try:
-            leaves = leaves_of(self._tree, (args, kwargs))
-            if leaves is None:
-                return None
             for i, kind in enumerate(self._kinds):
                 leaf = leaves[i]
                 if kind is None:
@@ -80,7 +82,19 @@ class KnownHostArguments:
         return leaves
 
 
-def _kind(leaf: Any) -> object:
+def kinds_of(leaves: Sequence[Any]) -> tuple[Hashable, ...] | None:
+    """What all that is known of a call follows from, with its structure and context; None for pending ones and keys."""
+    try:
+        return tuple([_kind(leaf) if is_host_value(leaf) else _kind_of_other(leaf) for leaf in leaves])
+    except AttributeError:
+        return None
+
+
+def _kind_of_other(leaf: Any) -> Hashable:
+    return type_sharding_and_commitment(leaf) if isinstance(leaf, jax.Array) else (object, type(leaf))
+
+
+def _kind(leaf: Any) -> Hashable:
     """What the type of the array follows from, of numbers and NumPy arrays."""
     own = type(leaf)
     return own if own in NUMBERS else (own, leaf.dtype, leaf.shape)

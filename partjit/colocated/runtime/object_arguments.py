@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
-from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
+from partjit._jax.arrays import type_sharding_and_commitment
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of
+from partjit.colocated.runtime.host_arguments import KnownHostArguments
 from partjit.host_objects import HostReference
 
 __all__ = ["KnownObjects"]
@@ -20,55 +19,62 @@ class KnownObjects:
 
     Attributes:
         tree: the structure of the arguments, with references in the place of the objects.
+        host_arguments: what became of the NumPy arrays and numbers; None if there were none.
     """
 
-    __slots__ = ("_flat", "_kinds", "_references", "tree")
+    __slots__ = ("_flat", "_kinds", "_references", "host_arguments", "tree")
 
     def __init__(
-        self, flat: PyTreeDef, tree: PyTreeDef, leaves: Sequence[Any], references: Sequence[HostReference | None]
+        self,
+        flat: PyTreeDef,
+        tree: PyTreeDef,
+        leaves: Sequence[Any],
+        references: Sequence[HostReference | None],
+        host_arguments: KnownHostArguments | None,
     ) -> None:
-        """Of a call whose other arguments are plain arrays.
+        """Of a call whose other arguments are plain arrays, NumPy arrays and numbers.
 
         Args:
             flat, tree: the structure of the arguments with the objects as leaves, and with references.
             leaves: the leaves of the former.
             references: for each leaf, what takes its place if it is an object.
+            host_arguments: of the others, if NumPy arrays or numbers are among them.
         """
         self.tree = tree
+        self.host_arguments = host_arguments
         self._flat = flat
         self._references = references
+        is_plain = host_arguments is None
         self._kinds = [
-            type_sharding_and_commitment(leaf) if reference is None else type(leaf)
+            type_sharding_and_commitment(leaf) if is_plain and reference is None else type(leaf)
             for leaf, reference in zip(leaves, references, strict=True)
         ]
 
-    @staticmethod
-    def of(
-        flat: PyTreeDef, tree: PyTreeDef, leaves: Sequence[Any], references: Sequence[HostReference | None]
-    ) -> "KnownObjects | None":
-        """As the constructor; None if one of the other arguments is no plain array."""
-        others = (leaf for leaf, reference in zip(leaves, references, strict=True) if reference is None)
-        return KnownObjects(flat, tree, leaves, references) if all(type(x) is ArrayImpl for x in others) else None
+    def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
+        """The flat arguments, if they have the structure of those of the earlier call; else None."""
+        return leaves_of(self._flat, (args, kwargs))
 
-    def recognized(
-        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
-    ) -> tuple[list[jax.Array], dict[HostReference, object]] | None:
-        """The arrays of a call and its objects, if it is like the earlier one; else None."""
-        leaves = leaves_of(self._flat, (args, kwargs))
-        if leaves is None:
-            return None
-        arrays: list[jax.Array] = []
+    def recognized(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[HostReference, object]] | None:
+        """The other arguments of a call and its objects, from the flat ones, if it is like the earlier one; else None.
+
+        With NumPy arrays or numbers among them, the former are those of `Specialization.call_with_host_arguments`.
+        """
+        others: list[Any] = []
         objects: dict[HostReference, object] = {}
+        host_arguments = self.host_arguments
         try:
             for leaf, kind, reference in zip(leaves, self._kinds, self._references, strict=True):
                 if reference is None:
-                    if type_sharding_and_commitment(leaf) != kind:
+                    if host_arguments is None and type_sharding_and_commitment(leaf) != kind:
                         return None
-                    arrays.append(leaf)
+                    others.append(leaf)
                 elif type(leaf) is kind and not hasattr(leaf, "aval"):
                     objects[reference] = leaf
                 else:
                     return None
         except AttributeError:  # of what is no plain array
             return None
-        return arrays, objects
+        if host_arguments is None:
+            return others, objects
+        known = host_arguments.recognized(others)
+        return None if known is None else (known, objects)

@@ -67,6 +67,7 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
         ]
         stacks = [np.empty((size, *spec.shape), spec.dtype) for spec in own.leaves]
         stack, kind = (stacks[0], (own.leaves[0].dtype, own.leaves[0].shape)) if own.is_leaf else (None, None)
+        is_without_results = own.tree == _NOTHING
         outside, i = current_examples.get(), 0
         try:
             for i, example in enumerate(zip(*given, strict=False)):
@@ -76,6 +77,8 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
                 else:
                     args, kwargs = tree.unflatten(example)
                     result = target(*args, **kwargs)
+                if result is None and is_without_results:
+                    continue
                 # Each is taken now: the function may use the memory of its result again.
                 if stack is not None and type(result) is np.ndarray and (result.dtype, result.shape) == kind:
                     stack[i] = result
@@ -106,6 +109,9 @@ def _of_one(sharding: Sharding) -> Sharding:
     if not isinstance(sharding, NamedSharding):
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+_NOTHING = jax.tree.structure(None)
 
 
 def _as_numpy(result: PyTree) -> PyTree:

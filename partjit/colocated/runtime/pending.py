@@ -22,7 +22,7 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import Failure, PoisonedError
 
-__all__ = ["OnDemand", "PendingArray", "require_array", "values_of", "when_received"]
+__all__ = ["OnDemand", "PendingArray", "require_array", "settled", "values_of", "when_received"]
 
 
 class OnDemand:
@@ -322,6 +322,15 @@ def require_array(value: object, path: Callable[[], str]) -> None:
 def values_of(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays, each pending one replaced by its value; waits for them."""
     return [array.value() if type(array) is PendingArray else array for array in arrays]
+
+
+def settled(array: PendingArray) -> jax.Array:
+    """The value in place of an array whose call has succeeded: jax recognizes its type, and dispatches it in C++.
+
+    Over several processes it stays pending, so that all of them have one or none has.
+    """
+    is_there = array.has_value and array._on_demand is None and jax.process_count() == 1
+    return array._received if is_there else array
 
 
 def when_received(array: PendingArray, action: Callable[[jax.Array], None]) -> None:

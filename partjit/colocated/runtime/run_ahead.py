@@ -20,7 +20,7 @@ from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.history import History, Made
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.out_specs import OutSpecs
-from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray, settled
 
 __all__ = ["Prepared", "RunAhead"]
 
@@ -156,7 +156,7 @@ def _fitted(taken: Made, out_specs: OutSpecs, entry: Entry | None) -> Sequence[j
     if entry is not None:
         entry.take(taken.record, taken.results)
     if taken.out_specs is out_specs:
-        return taken.results
+        return [*map(settled, taken.results)]
     # It was made by another program or outside of any, with other shardings.
     what = f"a result of {taken.call.name} that was made ahead"
     return [_fitted_to(spec, result, what) for spec, result in zip(out_specs.leaves, taken.results, strict=True)]

@@ -11,6 +11,7 @@ import pytest
 
 from partjit import P, ShardingError, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime.out_specs import OutSpecs
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
@@ -176,6 +177,26 @@ def test_results_must_have_the_batch_in_front(meeting, mesh, method, take, retur
     for run in programs(jax.vmap(first), mesh):
         with pytest.raises(ValueError, match=message):
             run(jnp.asarray(X)).block_until_ready()
+
+
+def test_no_example_of_a_call_without_results_has_any_looked_at(meeting, monkeypatch):
+    monkeypatch.setattr(OutSpecs, "fit_numpy", None)
+    seen = colocated_python(lambda x: rendezvous.logs["seen"].append(float(x)), out_specs_fn=nothing)
+    jax.vmap(seen)(jnp.arange(3.0))
+    colocated.wait()
+    assert rendezvous.logs["seen"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("specs", [None, (), {}], ids=str)
+@pytest.mark.parametrize("returned", [None, (), {}, 1], ids=str)
+def test_an_example_without_results_returns_as_its_spec_says(meeting, specs, returned):
+    f = colocated_python(lambda x: returned, out_specs_fn=lambda x: specs)
+    jax.vmap(f)(jnp.arange(3.0))
+    if returned == specs:
+        colocated.wait()
+    else:
+        with pytest.raises(ValueError, match=r"called for the example 0 of 3|returned"):
+            colocated.wait()
 
 
 def test_results_that_an_earlier_call_showed_are_known_of_a_batch(meeting, mesh):

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated
-from partjit.colocated import colocated_python
+from partjit.colocated import cheapness, colocated_python
 from partjit.colocated.runtime.host_values import Destination
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -40,6 +40,13 @@ def look(value, other):
     return value
 
 
+@pytest.fixture(scope="module")
+def from_the_first():
+    """A function of whether calls are cheap from the first one on, for those made from now on."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield lambda are_cheap: patch.setattr(cheapness, "_CHEAP_IN_A_ROW", 0 if are_cheap else 10)
+
+
 CONTEXTS = {
     "64 bits": lambda mesh: jax.enable_x64(True),
     "another default device": lambda mesh: jax.default_device(jax.devices()[2]),
@@ -47,13 +54,18 @@ CONTEXTS = {
 }
 
 
-@sees("kinds that are known", "a number that is too large", "another layout", "known without arrays", *CONTEXTS)
+@sees(
+    "kinds that are known", "a number that is too large", "another layout", "known without arrays", "cheap", *CONTEXTS
+)
 @examples(40)
 @given(st.data())
-def test_known_kinds_of_arguments_change_nothing(mesh, data):
+def test_known_kinds_of_arguments_change_nothing(mesh, from_the_first, data):
     rendezvous.clear()
+    mode = data.draw(st.sampled_from(["inline", "stream", "auto", "cheap"]))
+    from_the_first(mode == "cheap")
+    saw(mode)
     options = {
-        "mode": data.draw(st.sampled_from(["inline", "stream", "auto"])),
+        "mode": "auto" if mode == "cheap" else mode,
         "arrays": data.draw(st.sampled_from(["jax", "numpy"])),
         "out_specs_fn": lambda value, other: value,
         "devices": data.draw(st.sampled_from([None, None, [jax.devices()[3]], [*mesh.devices.flat]])),
@@ -68,6 +80,7 @@ def test_known_kinds_of_arguments_change_nothing(mesh, data):
             results = []
             for f in (known, unknown):
                 unknown._cache.last_with_host_values = None
+                unknown._cache.with_host_values.clear()
                 hits = known._cache.hits
                 with CONTEXTS[context](mesh) if context else contextlib.nullcontext():
                     try:
@@ -86,6 +99,19 @@ def test_known_kinds_of_arguments_change_nothing(mesh, data):
     colocated.wait()
     seen = rendezvous.logs["seen"]
     assert seen[::2] == seen[1::2]
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_calls_of_known_kinds_are_recognized_in_any_order(monkeypatch, mode):
+    f = colocated_python(look, mode=mode, out_specs_fn=lambda value, other: value)
+    kinds = [lambda i, n=n: (np.full(n, i), jnp.arange(3.0)) for n in range(5)] + [lambda i: (i, 3), lambda i: (i, 3.5)]
+    for kind in kinds:
+        f(*kind(0))
+    monkeypatch.setattr(type(f), "_put", None)
+    for i in range(1, 3):
+        for kind in kinds[::-i]:
+            value, other = kind(i)
+            np.testing.assert_array_equal(f(value, other), value)
 
 
 @pytest.mark.parametrize("beside", ["an array", "a NumPy array"])
@@ -118,6 +144,16 @@ def test_a_function_of_numpy_arrays_gets_them_without_their_being_put_on_devices
     monkeypatch.setattr(Destination, "put", None)
     for i in range(3):
         np.testing.assert_array_equal(double(value + i), value * 2 + 2 * i)
+
+
+def test_a_cheap_call_that_uses_a_number_alone_puts_nothing_on_devices(monkeypatch):
+    monkeypatch.setattr(cheapness, "_CHEAP_IN_A_ROW", 0)
+    note = colocated_python(lambda i, x: rendezvous.logs["seen"].append(int(i)), out_specs_fn=lambda i, x: None)
+    note(0, jnp.ones(3))
+    monkeypatch.setattr(Destination, "put", None)
+    note(1, jnp.ones(3))
+    colocated.wait()
+    assert rendezvous.logs["seen"] == [0, 1]
 
 
 def test_pending_arguments_and_those_of_programs_are_as_before(mesh):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import partjit
 from partjit import colocated
+from partjit._jax.arrays import ArrayImpl
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import streams
 from tests.census import saw, sees
@@ -348,6 +349,13 @@ def test_objects_with_calls_made_ahead_are_destroyed_with_their_last_reference()
         rendezvous.hear("destroyed")
     finally:
         gc.enable()
+
+
+def test_a_result_that_is_there_is_an_array_that_jax_dispatches_in_cpp():
+    following = methods_of(Forgetful(), 2)["next"]
+    following()
+    colocated.wait()
+    assert type(following()) is ArrayImpl
 
 
 def test_an_interrupt_while_others_are_made_gives_the_call_back(monkeypatch):

@@ -226,6 +226,24 @@ def test_neither_contexts_nor_jax_without_programs_matter(mesh, compilations):
         assert [*map(said_of, borrowed(takes))] == [*map(said_of, values)]
 
 
+def test_beside_numbers_of_the_caller_they_are_copied_too(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(pins, "_pin_ready", lambda x: pinned.append(x) or Pin(x))
+    f = colocated_python(note, mode="stream", out_specs_fn=lambda xs: None)
+    expected = []
+    try:
+        for i in range(3):
+            x = jax.block_until_ready(jnp.ones(8) + i)
+            expected.append([said_of(jnp.asarray(i)), said_of(x)])
+            f((i, x))
+            x.delete()
+    finally:
+        rendezvous.say("caller is done")
+        colocated.wait()
+    assert rendezvous.logs["seen"] == expected
+    assert not pinned
+
+
 class Log:
     def __init__(self):
         self.lines = []
