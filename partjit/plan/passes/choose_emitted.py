@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 else:  # only loops with calls and device work that may run beside them need it
     nx = lazy.module("networkx")
 
-__all__ = ["Executables", "are_of_separate_streams", "can_be_answered", "can_be_kept", "choose_emitted", "has_answered"]
+__all__ = [
+    "Executables",
+    "can_be_answered",
+    "can_be_kept",
+    "choose_emitted",
+    "has_answered",
+    "have_one_stream_per_object",
+]
 
 MOST_BYTES_WAITING = 64 * 2**20
 """Of arguments that may wait for their calls: nothing slows the devices down when the calls take longer than they."""
@@ -125,14 +132,14 @@ def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Exe
 def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool:
     inside = [*_walk(node)]
     calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
-    if not calls or not are_of_separate_streams(calls):
+    if not calls or not have_one_stream_per_object(calls):
         return False
     if any(orders_of(inner) for inner in inside if isinstance(inner, Equation)):
         return False
     if has_answered(node):
         return (
             len({call.stream for call in calls}) == 1
-            and len({call.callee.definition.function.lane for call in calls} - {None}) <= 1
+            and (_is_bounded(inside) or len({call.callee.definition.function.lane for call in calls} - {None}) <= 1)
             and all(can_be_answered(call, executables) for call in calls)
             and can_be_kept(atom.aval for atom in node.inputs)
             and not any(_could_overlap(inner, executables) for inner in inside if isinstance(inner, Loop | Branch))
@@ -140,11 +147,16 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
     return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
 
 
-def are_of_separate_streams(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
-    """Whether the calls of each stream are of one object at most, and those of each object of one stream."""
+def _is_bounded(nodes: Iterable[AnyNode]) -> bool:
+    """Whether loops have an end of their own: others may wait for a call by which another thread ends them."""
+    return all(node.trip_count is not None for node in nodes if isinstance(node, Loop))
+
+
+def have_one_stream_per_object(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
+    """Whether the calls of each object are on one stream."""
     pairs = {(call.stream, call.callee.definition.function.lane) for call in calls}
-    pairs = {(stream, lane) for stream, lane in pairs if lane is not None}
-    return len({stream for stream, _ in pairs}) == len({lane for _, lane in pairs}) == len(pairs)
+    lanes = [lane for _, lane in pairs if lane is not None]
+    return len({*lanes}) == len(lanes)
 
 
 def _walk(node: AnyNode) -> Iterator[AnyNode]:

@@ -17,13 +17,11 @@ from jax.typing import ArrayLike
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.meshes import without_mesh
 from partjit.colocated.ir.emission import emit_answered, emit_call, emit_end
-from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
-from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
 from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
-from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
+from partjit.plan.passes.choose_emitted import can_be_kept, has_answered, have_one_stream_per_object
 from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
 from partjit.plan.passes.gather import Gatherings, Stacks, are_returned, calls_at_once, cost_of_nodes
 
@@ -81,14 +79,8 @@ def _together(kind: _Kind | None, other: _Kind | None) -> _Kind | None:
     if kind is None or other is None:
         return kind or other
     waits, calls = kind[0], [*kind[1], *other[1]]
-    are_alike = _lanes(kind[1]) == _lanes(other[1]) if waits else are_of_separate_streams(calls)
+    are_alike = have_one_stream_per_object(calls) and (not waits or len({call.stream for call in calls}) == 1)
     return (waits, calls) if waits == other[0] and are_alike else None
-
-
-def _lanes(calls: Sequence[ColocatedCall[Value, Value]]) -> tuple[Stream | None, Lane | None]:
-    """The stream of calls that are all on one, and the lane of their object, if they are of one."""
-    lanes = {call.callee.definition.function.lane for call in calls} - {None}
-    return calls[0].stream, next(iter(lanes), None)
 
 
 def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> ValueBlock:
