@@ -38,6 +38,7 @@ __all__ = [
     "choose_emitted",
     "has_answered",
     "have_one_stream_per_object",
+    "is_little_to_copy",
 ]
 
 MOST_BYTES_WAITING = 64 * 2**20
@@ -48,6 +49,9 @@ MOST_BYTES_KEPT = 64 * 2**20
 
 MOST_BYTES_COPIED = 2**20
 """Of arguments and results of a call that an executable waits for. The host gives and takes them without a copy."""
+
+_BYTES_COPIED_IN_A_CALL = 2**16
+"""What is copied in about the time that the host takes longer than the executable of one device to make a call."""
 
 _ITERATIONS_OF_WHILE = 1000
 
@@ -64,6 +68,7 @@ class Executables(NamedTuple):
         device_count: how many devices run them together.
         numbers: the arguments of the program whose numbers the host knows; none unless its executables run on devices
             of this process.
+        donated: the arguments of the program whose memory may be reused.
     """
 
     mesh: Mesh
@@ -72,10 +77,15 @@ class Executables(NamedTuple):
     on_one_cpu: bool = False
     device_count: int = 1
     numbers: Numbers = Numbers()
+    donated: frozenset[Var] = frozenset()
 
     @staticmethod
     def of(
-        mesh: Mesh, default: Sharding | None, numbers: Collection[Var] = (), counters: Collection[Var] = ()
+        mesh: Mesh,
+        default: Sharding | None,
+        numbers: Collection[Var] = (),
+        counters: Collection[Var] = (),
+        donated: Collection[Var] = (),
     ) -> "Executables":
         """Those of a program.
 
@@ -84,6 +94,7 @@ class Executables(NamedTuple):
             default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
             numbers: those of its arguments that the host has as numbers.
             counters: those that it counts along.
+            donated: those whose memory may be reused.
         """
         if is_abstract_mesh(mesh):  # planned as for devices of this process
             devices, platforms = [], {platform_of(mesh) or jax.default_backend()}
@@ -97,7 +108,8 @@ class Executables(NamedTuple):
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
         known = Numbers(frozenset(numbers), frozenset(counters), not platforms <= ANSWERED) if is_here else Numbers()
         makes, waits = is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED
-        return Executables(mesh, makes, waits, on_one_cpu, max(len(devices), mesh.size, 1), known)
+        count = max(len(devices), mesh.size, 1)
+        return Executables(mesh, makes, waits, on_one_cpu, count, known, frozenset(donated))
 
 
 def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
@@ -142,6 +154,7 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
             and (_is_bounded(inside) or len({call.callee.definition.function.lane for call in calls} - {None}) <= 1)
             and all(can_be_answered(call, executables) for call in calls)
             and can_be_kept(atom.aval for atom in node.inputs)
+            and _copies_little(node, executables)
             and not any(_could_overlap(inner, executables) for inner in inside if isinstance(inner, Loop | Branch))
         )
     return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
@@ -204,6 +217,27 @@ def _is_on(sharding: NamedSharding, mesh: Mesh) -> bool:
     return mesh.size <= 1 or (isinstance(sharding.mesh, Mesh) and auto_twin(sharding.mesh) == mesh)
 
 
+def _copies_little(node: VarLoop | VarBranch, executables: Executables) -> bool:
+    """Whether an executable that waits for calls has soon copied what would be updated in place otherwise."""
+    updated, times = (node.initial, _times(node)) if isinstance(node, Loop) else (node.inputs, 1)
+    given_up = (var.aval for var in variables(updated) if var in executables.donated)
+    return is_little_to_copy(given_up, times * executables.device_count)
+
+
+def is_little_to_copy(avals: Iterable[Any], calls: int) -> bool:
+    """Whether arrays of these types are copied in less time than devices save that leave no executable for calls.
+
+    Args:
+        avals: the types.
+        calls: how many are made, each of them counted for each of the devices.
+    """
+    return _nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
+
+
+def _times(loop: VarLoop) -> int:
+    return _ITERATIONS_OF_WHILE if loop.trip_count is None else loop.trip_count
+
+
 def can_be_kept(avals: Iterable[Any]) -> bool:
     """Whether an executable may be given arrays of these types without reusing their memory."""
     return _nbytes(avals) <= MOST_BYTES_KEPT
@@ -218,9 +252,7 @@ def _bytes_of_arguments(node: AnyNode) -> float:
     """What the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
         return _nbytes(node.callee.in_avals)
-    times = 1
-    if isinstance(node, Loop):
-        times = _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count
+    times = _times(node) if isinstance(node, Loop) else 1
     return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 

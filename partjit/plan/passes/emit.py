@@ -21,7 +21,7 @@ from partjit.colocated.runtime.handed_over import HandedOver, Returned
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
 from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
-from partjit.plan.passes.choose_emitted import can_be_kept, has_answered, have_one_stream_per_object
+from partjit.plan.passes.choose_emitted import can_be_kept, has_answered, have_one_stream_per_object, is_little_to_copy
 from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
 from partjit.plan.passes.gather import Gatherings, Stacks, are_returned, calls_at_once, cost_of_nodes
 
@@ -38,28 +38,34 @@ class _Devices(NamedTuple):
         wait_in_vain: whether they would wait for calls before all of their work, which are in no loop or branch.
         are_cpus: whether all are CPUs.
         are_one_cpu: whether there is one only, a CPU.
+        count: how many there are.
+        reused: what a block is given whose memory they may reuse.
     """
 
     wait_in_vain: bool
     are_cpus: bool
     are_one_cpu: bool
+    count: int
+    reused: Collection[Value]
 
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """The number of the execution and how many calls there were, in one array; and values."""
 
 
-def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool) -> Bound:
+def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool, donated: Sequence[bool]) -> Bound:
     """Makes fragments of what was chosen in a program, and of the fragments next to it.
 
     Args:
         bound: the program.
         mesh: its mesh, maybe empty.
         on_cpus, on_one_cpu: whether it runs on CPUs only, and on a single device besides.
+        donated: for each argument whether its memory may be reused.
     """
     if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
-    devices = _Devices(mesh.size > 1 or on_one_cpu, on_cpus, on_one_cpu)
+    given_up = {value for value, is_donated in zip(bound.block.inputs, donated, strict=True) if is_donated}
+    devices = _Devices(mesh.size > 1 or on_one_cpu, on_cpus, on_one_cpu, max(mesh.size, 1), given_up)
     return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh, devices))
 
 
@@ -151,7 +157,10 @@ def _settled(
         given = {value for node in run for value in node.inputs} - own
         costs = [node.cost for node in run if isinstance(node, Fragment)]
         is_settled = amortizes_leaving(sum(costs)) or (devices.are_one_cpu and all(map(is_run_at_once, costs)))
-        if is_settled or not can_be_kept(value.aval for value in given):
+        calls = sum(isinstance(node, ColocatedCall) for node in run)
+        copied = (value.aval for value in given.intersection(devices.reused))
+        copies_much = not is_little_to_copy(copied, calls * devices.count)
+        if is_settled or copies_much or not can_be_kept(value.aval for value in given):
             yield from _runs([_by_the_host(node) for node in run], devices)
             return
     yield kind, run
@@ -169,7 +178,8 @@ def _by_the_host(node: Node) -> Node:
 def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> Node:
     if not isinstance(node, Loop | Branch):
         return node
-    devices = devices._replace(wait_in_vain=False)
+    carried = node.carried if isinstance(node, Loop) else ()
+    devices = devices._replace(wait_in_vain=False, reused={*carried})
     return with_blocks(node, [_emitted(block, constants, mesh, devices) for block in node.blocks])
 
 
