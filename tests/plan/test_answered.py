@@ -553,6 +553,21 @@ def test_what_is_donated_is_updated_in_place_unless_it_is_copied_sooner_than_cal
         assert given[0].is_deleted() == donates
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_donated_array_beside_a_loop_is_updated_in_place_unless_it_is_copied_sooner(times):
+    call = of_numpy(lambda x: x / 2)
+
+    def program(state, x):
+        return state.at[0].set(x), lax.fori_loop(0, 8, lambda _, x: call(jnp.sin(x)), x)
+
+    given = jnp.zeros((2**4 * 8 * times, 2**10)), jnp.arange(2.0**10)
+    expected = pjit(program)(*given)
+    plan = pjit(program, donate_argnums=0).plan(*given)
+    assert [len(fragment.calls) for fragment in plan.fragments] == ([1] if times == 1 else [0, 1])
+    found = pjit(program, donate_argnums=0)(*given)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_work_before_and_after_it_does_not_matter():
     call = of_numpy(lambda x: x)
     program = pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x @ x) @ x / 64, x))

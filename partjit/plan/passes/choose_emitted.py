@@ -33,6 +33,7 @@ else:  # only loops with calls and device work that may run beside them need it
 
 __all__ = [
     "Executables",
+    "calls_made",
     "can_be_answered",
     "can_be_kept",
     "choose_emitted",
@@ -219,9 +220,15 @@ def _is_on(sharding: NamedSharding, mesh: Mesh) -> bool:
 
 def _copies_little(node: VarLoop | VarBranch, executables: Executables) -> bool:
     """Whether an executable that waits for calls has soon copied what would be updated in place otherwise."""
-    updated, times = (node.initial, _times(node)) if isinstance(node, Loop) else (node.inputs, 1)
+    updated = node.initial if isinstance(node, Loop) else node.inputs
     given_up = (var.aval for var in variables(updated) if var in executables.donated)
-    return is_little_to_copy(given_up, times * executables.device_count)
+    return is_little_to_copy(given_up, calls_made(node) * executables.device_count)
+
+
+def calls_made(node: AnyNode) -> int:
+    """How many calls are made in a node, in all blocks of a branch; a `while_loop` has a thousand iterations."""
+    inside = sum(calls_made(inner) for block in blocks_of(node) for inner in block.nodes)
+    return _times(node) * (inside + isinstance(node, ColocatedCall))
 
 
 def is_little_to_copy(avals: Iterable[Any], calls: int) -> bool:
@@ -234,8 +241,10 @@ def is_little_to_copy(avals: Iterable[Any], calls: int) -> bool:
     return _nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
 
 
-def _times(loop: VarLoop) -> int:
-    return _ITERATIONS_OF_WHILE if loop.trip_count is None else loop.trip_count
+def _times(node: AnyNode) -> int:
+    if not isinstance(node, Loop):
+        return 1
+    return _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count
 
 
 def can_be_kept(avals: Iterable[Any]) -> bool:
@@ -252,8 +261,7 @@ def _bytes_of_arguments(node: AnyNode) -> float:
     """What the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
         return _nbytes(node.callee.in_avals)
-    times = _times(node) if isinstance(node, Loop) else 1
-    return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
+    return _times(node) * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 
 def _could_overlap(node: Loop[Any, Any] | Branch[Any, Any], executables: Executables) -> bool:

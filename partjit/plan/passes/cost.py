@@ -91,7 +91,7 @@ def cost_of(eqn: JaxprEqn) -> float:
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * _size(eqn.outvars) * math.prod(kernel) / max(features, 1)
     if name in _UPDATED:  # in place in a loop, and where its operand is donated
-        return _size(eqn.invars[_UPDATED[name] :][:1])
+        return float(math.prod(type_of(eqn.invars[_UPDATED[name]]).shape))
     inner = sum(map(_cost_of_jaxpr, inner_jaxprs(eqn)))
     if name == "scan":
         inner *= eqn.params["length"]
