@@ -13,10 +13,10 @@ from partjit._jax.arrays import aval_of_struct
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling import log as journal
-from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
 from partjit.colocated.runtime.handed_over import HandedOver, Returned, read_only_copy
+from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.host_values import Destination
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.numpy_functions import explain_read_only
@@ -49,18 +49,22 @@ class SpecializationForExecutables(Specialization):
         """The stream that its calls are on."""
         return self._stream or current_stream()
 
-    def run_in_place_of_all(self, site: Site, body: Callable[[], Sequence[jax.Array]]) -> Sequence[jax.Array]:
-        """Runs a function in this thread, in the place of all calls that an executable makes."""
-        stream = self.own_stream()
-        # No other thread can submit a call to a private stream in between.
-        if self._lane is None and not stream.calls and stream.is_private:
-            return body()
-        lanes, _ = self._lanes(stream)
-        return scheduler.run_here(self._call(site, stream, lanes, body)) if lanes else body()
-
-    def in_place_of_all(self, site: Site, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
-        """A call in the place of all that an executable makes."""
-        return self._call(site, self.own_stream(), lanes, body)
+    def in_place_of_all(
+        self,
+        site: Site,
+        lanes: Sequence[Lane],
+        body: Callable[[], PyTree],
+        others: Sequence["SpecializationForExecutables"] = (),
+    ) -> Call:
+        """A call in the place of all that an executable makes: of this function, and of others on its stream."""
+        call = Call(self._name, site, self.own_stream(), lanes, body)
+        methods: dict[History, list[SpecializationForExecutables]] = {}
+        for each in (self, *others):
+            if each._history is not None and each._lane in lanes:
+                methods.setdefault(each._history, []).append(each)
+        for history, own in methods.items():
+            history.order(call, shows_state=all(each._shows_state for each in own))
+        return call
 
     @property
     def is_quick(self) -> bool:

@@ -14,6 +14,7 @@ from partjit._jax.callbacks import raise_of_xla
 from partjit._jax.dispatch import check_results, results_are_checked, results_unchecked
 from partjit._jax.refusal import leave_refusal
 from partjit._jax.threads import ThreadSettings
+from partjit._jax.types import PyTree
 from partjit.colocated.emitted import EmittedCall
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.answering import Answering
@@ -43,7 +44,7 @@ def run_emitting(
     """Dispatches an executable that makes calls; they run in the place of one call.
 
     Args:
-        calls: its calls; those of each stream are of one object at most, which has no calls on another one.
+        calls: its calls; those of each object are on one stream.
         dispatch: dispatches it.
         numbers: those of its executions.
         args: its other arguments.
@@ -56,7 +57,7 @@ def run_emitting(
     _prepare(calls)
     if len({call.specialization.own_stream() for call in calls}) > 1:
         return _run_on_streams(calls, gathered, dispatch, numbers, args)
-    lanes = [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
+    lanes = _lanes(calls)
     free = [*scheduler.not_entered(lanes)]
     number = numbers.take()
 
@@ -65,7 +66,7 @@ def run_emitting(
         if execution.is_complete:
             numbers.give_back(number)
 
-    if len(free) < len(lanes):  # made by a call of its own stream, they are a part of that call
+    if len(free) < len(lanes):
         execution = _execution(calls, gathered, number)
         try:
             return _dispatched(execution, dispatch, number, args)
@@ -73,7 +74,7 @@ def run_emitting(
             execution.abandon()
             raise
         finally:
-            run_calls()
+            _run_as_part(calls, free, run_calls)
     # Many calls at once had better run beside the iterations that follow.
     may_wait = may_wait and not any(own.is_repeated for own in gathered)
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
@@ -128,13 +129,21 @@ def _submitted_by_stream(
     """
     for stream in dict.fromkeys(streams):
         own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
-        lanes = [*dict.fromkeys(lane for call in own for lane in call.specialization.lanes())]
+        lanes = _lanes(own)
         free = [*scheduler.not_entered(lanes)]
         run = partial(run_calls_of, stream)
-        if len(free) < len(lanes):  # they are made by a call of this stream
-            yield run
+        if len(free) < len(lanes):
+            yield partial(_run_as_part, own, free, run)
         else:
             scheduler.submit(_in_place_of_all(own, free, run))
+
+
+def _run_as_part(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: Callable[[], None]) -> None:
+    """Runs calls as a part of the call that makes them, which this thread runs, in the lanes that it is not in."""
+    if lanes:
+        scheduler.run_here(_in_place_of_all(calls, lanes, run))
+    else:
+        run()
 
 
 def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: Callable[[], None]) -> Call:
@@ -146,8 +155,7 @@ def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: C
         run: runs them.
     """
     context, settings = contextvars.copy_context(), ThreadSettings.here()
-    first = _first(calls)
-    stream = first.specialization.own_stream()  # of this thread, not of that which runs the calls
+    stream = calls[0].specialization.own_stream()  # of this thread, not of that which runs the calls
 
     def body() -> Sequence[jax.Array]:
         settings.run(context.run, in_context)
@@ -157,7 +165,22 @@ def _in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: C
         inside(stream)
         run()
 
-    return first.specialization.in_place_of_all(first.site, lanes, body)
+    return _call_in_place_of_all(calls, lanes, body)
+
+
+def _call_in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
+    first, *others = (call.specialization for call in calls)
+    return first.in_place_of_all(calls[0].site, lanes, body, others)
+
+
+def _run_in_place_of_all(calls: Sequence[EmittedCall], body: Callable[[], Sequence[jax.Array]]) -> Sequence[jax.Array]:
+    """Runs a function in this thread, in the place of all calls of an executable, which are on one stream."""
+    lanes, stream = _lanes(calls), calls[0].specialization.own_stream()
+    # No other thread can submit a call to a private stream in between.
+    if len(lanes) == 1 and not stream.calls and stream.is_private:
+        return body()
+    free = [*scheduler.not_entered(lanes)]
+    return scheduler.run_here(_call_in_place_of_all(calls, free, body)) if free else body()
 
 
 def run_gathering(
@@ -170,7 +193,7 @@ def run_gathering(
     """Dispatches an executable that returns what its calls get; they run in the place of one call in each stream.
 
     Args:
-        calls: its calls; those of each stream are of one object at most, which has no calls on another one.
+        calls: its calls; those of each object are on one stream.
         gathered: which of its first results each of them gets, in their order.
         dispatch: dispatches it.
         name: its name.
@@ -215,7 +238,7 @@ def run_answering(
     """Dispatches an executable that waits for the calls that it makes, and waits for its end.
 
     Args:
-        calls: its calls, which are on one stream, and of one object at most.
+        calls: its calls, which are on one stream.
         dispatch: dispatches it.
         numbers: those of its executions.
         args: its other arguments.
@@ -245,8 +268,7 @@ def run_answering(
         numbers.give_back(number)
         return results
 
-    first = _first(calls)
-    return first.specialization.run_in_place_of_all(first.site, body)
+    return _run_in_place_of_all(calls, body)
 
 
 def _prepare(calls: Sequence[EmittedCall]) -> None:
@@ -255,9 +277,9 @@ def _prepare(calls: Sequence[EmittedCall]) -> None:
         call.specialization.prepare()
 
 
-def _first(calls: Sequence[EmittedCall]) -> EmittedCall:
-    """The call that all are in the place of: a method, if there is one."""
-    return calls[0] if len(calls) == 1 else max(calls, key=lambda call: len(call.specialization.lanes()))
+def _lanes(calls: Sequence[EmittedCall]) -> list[Lane]:
+    """Those of the streams that calls are on, and of the objects whose methods they are."""
+    return [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
 
 
 def _execution(
@@ -276,7 +298,6 @@ def _run_beside_devices(
     args: Sequence[jax.Array],
 ) -> Sequence[jax.Array]:
     """Dispatches an executable whose calls threads of the devices run, and waits for its end."""
-    first = _first(calls)
     execution = _execution(calls, gathered, number, Caller(calls[0].specialization.own_stream()))
 
     def body() -> Sequence[jax.Array]:
@@ -286,7 +307,7 @@ def _run_beside_devices(
             numbers.give_back(number)
         return results
 
-    return first.specialization.run_in_place_of_all(first.site, body)
+    return _run_in_place_of_all(calls, body)
 
 
 def _dispatched(

@@ -234,7 +234,7 @@ def make_plan(
     if chooses_whether_to_call(jaxpr.jaxpr):
         arrays = [var for i, var in enumerate(arguments) if i not in numbers and _has_whole_numbers(in_shardings[i])]
         counters = counters_among(inline(Block.of_jaxpr(jaxpr), caller), arrays, known)
-    executables = Executables.of(mesh, default, known, counters)
+    executables = Executables.of(mesh, default, known, counters, keep_where(arguments, donated))
     program = structured(jaxpr, mesh, caller, executables)
     along = counted(program, executables.numbers)
     check_devices(program, mesh)
@@ -252,7 +252,7 @@ def make_plan(
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
     bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
-    bound = emit(bound, mesh, on_cpus=executables.wait_for_calls, on_one_cpu=executables.on_one_cpu)
+    bound = emit(bound, mesh, on_cpus=executables.wait_for_calls, on_one_cpu=executables.on_one_cpu, donated=donated)
     check_stage(bound.block, "bound", [*bound.constants])
     # Over several processes a move is a program of all of them.
     bound = transfers(bound, names, default, is_left_to_calls=not is_over_processes(mesh))

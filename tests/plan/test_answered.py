@@ -512,6 +512,62 @@ def test_work_beside_it_has_to_make_up_for_what_all_devices_do_to_leave_an_execu
         assert waits(program.plan(x)) == is_waited_for
 
 
+@pytest.mark.parametrize("how", ["a scatter", "a slice", "a nested function"])
+def test_an_update_in_place_beside_it_is_as_much_work_as_what_is_written(how):
+    """A cache or a buffer on the devices, of more elements than the work that amortizes leaving an executable."""
+
+    def write(buffer, i, x):
+        return buffer.at[i].set(x) if how == "a scatter" else lax.dynamic_update_index_in_dim(buffer, x, i, 0)
+
+    write = jax.jit(write) if how == "a nested function" else write
+    call = of_numpy(lambda x: x)
+
+    def program(buffer, x):
+        return lax.fori_loop(0, 9, lambda i, state: (write(state[0], i, state[1]), call(state[1])), (buffer, x))
+
+    plan = pjit(program).plan(jax.ShapeDtypeStruct((2**12, 2**12), jnp.int8), jax.ShapeDtypeStruct((2**12,), jnp.int8))
+    assert waits(plan)
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(1, 2**4), (8, 2**7)])
+@pytest.mark.parametrize("iterations", [None, 10])
+def test_what_is_donated_is_updated_in_place_unless_it_is_copied_sooner_than_calls_are_made(devices, rows, iterations):
+    """An executable that waits for calls copies it. In a loop it saves something in each iteration."""
+    call = of_numpy(lambda x: x[::-1])
+    mesh = partjit.Mesh(np.array(jax.devices()[:devices]), "x")
+
+    def step(i, state):
+        state, x = state
+        return state.at[i].set(x), call(jnp.sin(x)) * 2
+
+    def program(state, x):
+        return step(0, (state, x)) if iterations is None else lax.fori_loop(0, iterations, step, (state, x))
+
+    for times, donates in itertools.product((1, 2), (False, True)):
+        given = jnp.zeros((rows * times * (iterations or 1), 2**10)), jnp.arange(2.0**10)
+        with mesh:
+            expected = pjit(program, in_shardings=None, out_shardings=None)(*given)
+            made = pjit(program, in_shardings=None, out_shardings=None, donate_argnums=0 if donates else ())
+            assert any(call.is_answered for call in made.plan(*given).calls) == (times == 1 or not donates)
+            np.testing.assert_array_equal(made(*given)[0], expected[0])
+        assert given[0].is_deleted() == donates
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_donated_array_beside_a_loop_is_updated_in_place_unless_it_is_copied_sooner(times):
+    call = of_numpy(lambda x: x / 2)
+
+    def program(state, x):
+        return state.at[0].set(x), lax.fori_loop(0, 8, lambda _, x: call(jnp.sin(x)), x)
+
+    given = jnp.zeros((2**4 * 8 * times, 2**10)), jnp.arange(2.0**10)
+    expected = pjit(program)(*given)
+    plan = pjit(program, donate_argnums=0).plan(*given)
+    assert [len(fragment.calls) for fragment in plan.fragments] == ([1] if times == 1 else [0, 1])
+    found = pjit(program, donate_argnums=0)(*given)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_work_before_and_after_it_does_not_matter():
     call = of_numpy(lambda x: x)
     program = pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x @ x) @ x / 64, x))

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit
-from partjit.plan.passes import choose_emitted, cost, emit, gather
+from partjit.plan.passes import choose_emitted, cost, gather, together
 from partjit.plan.passes.fragments import replicated
 from partjit.plan.run.direct import left_to_dispatch
 from tests.census import of_its_own, saw, sees
@@ -167,7 +167,7 @@ def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
     if drawn.max_examples >= 100:
         real += RARE if not no_jax else [one for one in RARE if one != "a call in a call"]
     if no_jax and about == "a row":  # where they would be the host's
-        monkeypatch.setattr(emit, "_calls_before_work", lambda run: 0)
+        monkeypatch.setattr(together, "_calls_before_work", lambda run: 0)
     is_loop = about in ("scan", "fori")
     fails = ["a call that fails in a later iteration"] * is_loop
     # Which call fails, and in which iteration: first the one in the loop, in the second iteration.

@@ -136,16 +136,17 @@ class History:
         """Makes a call of a method see the state that the program has consumed.
 
         Args:
-            call: the call, before it enters the lane of the object.
+            call: the call, before it enters the lane of the object; one in the place of calls of several objects is
+                ordered by each of them.
             shows_state: whether it only returns what `save` does; then nothing has to be undone for it.
         """
         crossed: list[Made] = []
-        body = call.body
+        body, enters_others = call.body, call.entering
         assert body is not None
 
         def entering() -> bool:
             crossed.extend(self.crossed(shows_state=shows_state))
-            return True
+            return enters_others is None or enters_others()
 
         def in_turn() -> object:
             self.catch_up(call.name, () if shows_state else crossed)

@@ -146,8 +146,12 @@ class HostValue:
         return _own_numpy(self._value, dtype, unshared)
 
     def put_by_default(self) -> jax.Array:
-        """The array on the default device."""
+        """The array on the default device, or replicated over the mesh that `jax.set_mesh` has set."""
         value = self._value
+        if self.shape:  # for each other shape `jax.numpy.array` compiles a program
+            with jax.transfer_guard("allow"):
+                number = jax.numpy.array(0)
+            return self.put(self.aval, number.sharding, number.committed)
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.isnative:
             value = np.asarray(value, self.dtype)
         return jax.numpy.array(value)

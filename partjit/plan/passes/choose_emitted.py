@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 else:  # only loops with calls and device work that may run beside them need it
     nx = lazy.module("networkx")
 
-__all__ = ["Executables", "are_of_separate_streams", "can_be_answered", "can_be_kept", "choose_emitted", "has_answered"]
+__all__ = [
+    "Executables",
+    "calls_made",
+    "can_be_answered",
+    "can_be_kept",
+    "choose_emitted",
+    "has_answered",
+    "have_one_stream_per_object",
+    "is_little_to_copy",
+]
 
 MOST_BYTES_WAITING = 64 * 2**20
 """Of arguments that may wait for their calls: nothing slows the devices down when the calls take longer than they."""
@@ -41,6 +50,9 @@ MOST_BYTES_KEPT = 64 * 2**20
 
 MOST_BYTES_COPIED = 2**20
 """Of arguments and results of a call that an executable waits for. The host gives and takes them without a copy."""
+
+_BYTES_COPIED_IN_A_CALL = 2**16
+"""What is copied in about the time that the host takes longer than the executable of one device to make a call."""
 
 _ITERATIONS_OF_WHILE = 1000
 
@@ -57,6 +69,7 @@ class Executables(NamedTuple):
         device_count: how many devices run them together.
         numbers: the arguments of the program whose numbers the host knows; none unless its executables run on devices
             of this process.
+        donated: the arguments of the program whose memory may be reused.
     """
 
     mesh: Mesh
@@ -65,10 +78,15 @@ class Executables(NamedTuple):
     on_one_cpu: bool = False
     device_count: int = 1
     numbers: Numbers = Numbers()
+    donated: frozenset[Var] = frozenset()
 
     @staticmethod
     def of(
-        mesh: Mesh, default: Sharding | None, numbers: Collection[Var] = (), counters: Collection[Var] = ()
+        mesh: Mesh,
+        default: Sharding | None,
+        numbers: Collection[Var] = (),
+        counters: Collection[Var] = (),
+        donated: Collection[Var] = (),
     ) -> "Executables":
         """Those of a program.
 
@@ -77,6 +95,7 @@ class Executables(NamedTuple):
             default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
             numbers: those of its arguments that the host has as numbers.
             counters: those that it counts along.
+            donated: those whose memory may be reused.
         """
         if is_abstract_mesh(mesh):  # planned as for devices of this process
             devices, platforms = [], {platform_of(mesh) or jax.default_backend()}
@@ -90,7 +109,8 @@ class Executables(NamedTuple):
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
         known = Numbers(frozenset(numbers), frozenset(counters), not platforms <= ANSWERED) if is_here else Numbers()
         makes, waits = is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED
-        return Executables(mesh, makes, waits, on_one_cpu, max(len(devices), mesh.size, 1), known)
+        count = max(len(devices), mesh.size, 1)
+        return Executables(mesh, makes, waits, on_one_cpu, count, known, frozenset(donated))
 
 
 def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
@@ -125,26 +145,32 @@ def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Exe
 def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool:
     inside = [*_walk(node)]
     calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
-    if not calls or not are_of_separate_streams(calls):
+    if not calls or not have_one_stream_per_object(calls):
         return False
     if any(orders_of(inner) for inner in inside if isinstance(inner, Equation)):
         return False
     if has_answered(node):
         return (
             len({call.stream for call in calls}) == 1
-            and len({call.callee.definition.function.lane for call in calls} - {None}) <= 1
+            and (_is_bounded(inside) or len({call.callee.definition.function.lane for call in calls} - {None}) <= 1)
             and all(can_be_answered(call, executables) for call in calls)
             and can_be_kept(atom.aval for atom in node.inputs)
+            and _copies_little(node, executables)
             and not any(_could_overlap(inner, executables) for inner in inside if isinstance(inner, Loop | Branch))
         )
     return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
 
 
-def are_of_separate_streams(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
-    """Whether the calls of each stream are of one object at most, and those of each object of one stream."""
+def _is_bounded(nodes: Iterable[AnyNode]) -> bool:
+    """Whether loops have an end of their own: others may wait for a call by which another thread ends them."""
+    return all(node.trip_count is not None for node in nodes if isinstance(node, Loop))
+
+
+def have_one_stream_per_object(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
+    """Whether the calls of each object are on one stream."""
     pairs = {(call.stream, call.callee.definition.function.lane) for call in calls}
-    pairs = {(stream, lane) for stream, lane in pairs if lane is not None}
-    return len({stream for stream, _ in pairs}) == len({lane for _, lane in pairs}) == len(pairs)
+    lanes = [lane for _, lane in pairs if lane is not None]
+    return len({*lanes}) == len(lanes)
 
 
 def _walk(node: AnyNode) -> Iterator[AnyNode]:
@@ -192,6 +218,35 @@ def _is_on(sharding: NamedSharding, mesh: Mesh) -> bool:
     return mesh.size <= 1 or (isinstance(sharding.mesh, Mesh) and auto_twin(sharding.mesh) == mesh)
 
 
+def _copies_little(node: VarLoop | VarBranch, executables: Executables) -> bool:
+    """Whether an executable that waits for calls has soon copied what would be updated in place otherwise."""
+    updated = node.initial if isinstance(node, Loop) else node.inputs
+    given_up = (var.aval for var in variables(updated) if var in executables.donated)
+    return is_little_to_copy(given_up, calls_made(node) * executables.device_count)
+
+
+def calls_made(node: AnyNode) -> int:
+    """How many calls are made in a node, in all blocks of a branch; a `while_loop` has a thousand iterations."""
+    inside = sum(calls_made(inner) for block in blocks_of(node) for inner in block.nodes)
+    return _times(node) * (inside + isinstance(node, ColocatedCall))
+
+
+def is_little_to_copy(avals: Iterable[Any], calls: int) -> bool:
+    """Whether arrays of these types are copied in less time than devices save that leave no executable for calls.
+
+    Args:
+        avals: the types.
+        calls: how many are made, each of them counted for each of the devices.
+    """
+    return _nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
+
+
+def _times(node: AnyNode) -> int:
+    if not isinstance(node, Loop):
+        return 1
+    return _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count
+
+
 def can_be_kept(avals: Iterable[Any]) -> bool:
     """Whether an executable may be given arrays of these types without reusing their memory."""
     return _nbytes(avals) <= MOST_BYTES_KEPT
@@ -206,10 +261,7 @@ def _bytes_of_arguments(node: AnyNode) -> float:
     """What the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
         return _nbytes(node.callee.in_avals)
-    times = 1
-    if isinstance(node, Loop):
-        times = _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count
-    return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
+    return _times(node) * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 
 def _could_overlap(node: Loop[Any, Any] | Branch[Any, Any], executables: Executables) -> bool:

@@ -4,98 +4,52 @@ What is around them is compiled together with them.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
-from jax.ref import AbstractRef
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.meshes import without_mesh
 from partjit.colocated.ir.emission import emit_answered, emit_call, emit_end
-from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
-from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
 from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
-from partjit.plan.passes.choose_emitted import are_of_separate_streams, can_be_kept, has_answered
-from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
 from partjit.plan.passes.gather import Gatherings, Stacks, are_returned, calls_at_once, cost_of_nodes
+from partjit.plan.passes.together import Devices, is_chosen, runs
 
 __all__ = ["emit", "handed_over", "returned"]
-
-_Kind: TypeAlias = tuple[bool, Sequence[ColocatedCall[Value, Value]]]
-"""Whether an executable waits for its calls, and these."""
-
-
-class _Devices(NamedTuple):
-    """The devices of a program.
-
-    Attributes:
-        wait_in_vain: whether they would wait for calls before all of their work, which are in no loop or branch.
-        are_cpus: whether all are CPUs.
-        are_one_cpu: whether there is one only, a CPU.
-    """
-
-    wait_in_vain: bool
-    are_cpus: bool
-    are_one_cpu: bool
-
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """The number of the execution and how many calls there were, in one array; and values."""
 
 
-def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool) -> Bound:
+def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool, donated: Sequence[bool]) -> Bound:
     """Makes fragments of what was chosen in a program, and of the fragments next to it.
 
     Args:
         bound: the program.
         mesh: its mesh, maybe empty.
         on_cpus, on_one_cpu: whether it runs on CPUs only, and on a single device besides.
+        donated: for each argument whether its memory may be reused.
     """
-    if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
+    if not any(is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
-    devices = _Devices(mesh.size > 1 or on_one_cpu, on_cpus, on_one_cpu)
+    given_up = {value for value, is_donated in zip(bound.block.inputs, donated, strict=True) if is_donated}
+    devices = Devices(mesh.size > 1 or on_one_cpu, on_cpus, on_one_cpu, max(mesh.size, 1), given_up)
     return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh, devices))
 
 
-def _is_chosen(node: Node) -> bool:
-    """Whether a node is to be a part of an executable."""
-    return node.is_emitted if isinstance(node, ColocatedCall) else isinstance(node, Loop | Branch) and node.on_devices
-
-
-def _kind(node: Node) -> _Kind | None:
-    """What calls there are in a node that is to be a part of an executable; None for a fragment."""
-    calls = [inner for inner in walk([node]) if isinstance(inner, ColocatedCall)]
-    return (isinstance(node, ColocatedCall) or has_answered(node), calls) if calls else None
-
-
-def _together(kind: _Kind | None, other: _Kind | None) -> _Kind | None:
-    """The kind of an executable with the calls of both; None if there is none."""
-    if kind is None or other is None:
-        return kind or other
-    waits, calls = kind[0], [*kind[1], *other[1]]
-    are_alike = _lanes(kind[1]) == _lanes(other[1]) if waits else are_of_separate_streams(calls)
-    return (waits, calls) if waits == other[0] and are_alike else None
-
-
-def _lanes(calls: Sequence[ColocatedCall[Value, Value]]) -> tuple[Stream | None, Lane | None]:
-    """The stream of calls that are all on one, and the lane of their object, if they are of one."""
-    lanes = {call.callee.definition.function.lane for call in calls} - {None}
-    return calls[0].stream, next(iter(lanes), None)
-
-
-def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> ValueBlock:
+def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: Devices) -> ValueBlock:
     nodes: list[Node] = []
     names: dict[str, str] = {}
     position = {node: i for i, node in enumerate(block.nodes)}
-    for kind, run in _runs(block.nodes, devices):
+    for kind, run in runs(block.nodes, devices):
         if kind is None:
             nodes += (_with_emitted(node, constants, mesh, devices) for node in run)
             continue
@@ -109,75 +63,11 @@ def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh
     return dataclasses.replace(block, nodes=tuple(nodes), order=order)
 
 
-def _runs(nodes: Sequence[Node], devices: _Devices) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
-    """Pieces of nodes, each with the kind of the executable that is made of it; None if none makes calls.
-
-    Args:
-        nodes: the nodes.
-        devices: those of the program.
-    """
-    kind: _Kind | None = None
-    run: list[Node] = []
-    for node in nodes:
-        joins = _is_chosen(node) or (isinstance(node, Fragment) and not _has_refs(node))
-        own = _kind(node) if joins else None
-        together = _together(kind, own)
-        if run and (not joins or (together is None and own is not None)):
-            yield from _settled(kind, run, devices)
-            kind, run, together = None, [], own
-        if joins:
-            kind = together
-            run.append(node)
-        else:
-            yield None, [node]
-    if run:
-        yield from _settled(kind, run, devices)
-
-
-def _has_refs(fragment: Fragment[Value, Value]) -> bool:
-    """Whether it is given refs: an executable consumes their memory, which would be lost if a call in it failed."""
-    return any(isinstance(value.aval, AbstractRef) for value in fragment.inputs)
-
-
-def _settled(
-    kind: _Kind | None, run: Sequence[Node], devices: _Devices
-) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
-    """A piece of nodes that follow each other; single calls in it are the host's after all where that is cheaper.
-
-    If the rest is expensive, the host does something else while the devices work, and they reuse the memory of large
-    arrays. If it is so cheap that a CPU computes it in the host's own thread, that goes from one to the next in less
-    time than an executable takes to call it. A call before all of the rest takes no dispatch of its own, and several
-    devices would have to meet for it; on one CPU, an executable that makes calls keeps its caller waiting.
-    """
-    first = _calls_before_work(run) if devices.wait_in_vain else 0
-    if first:
-        yield None, [*map(_by_the_host, run[:first])]
-        yield from _runs(run[first:], devices)
-        return
-    if any(isinstance(node, ColocatedCall) for node in run):
-        own = {value for node in run for value in node.outputs}
-        given = {value for node in run for value in node.inputs} - own
-        costs = [node.cost for node in run if isinstance(node, Fragment)]
-        is_settled = amortizes_leaving(sum(costs)) or (devices.are_one_cpu and all(map(is_run_at_once, costs)))
-        if is_settled or not can_be_kept(value.aval for value in given):
-            yield from _runs([_by_the_host(node) for node in run], devices)
-            return
-    yield kind, run
-
-
-def _calls_before_work(run: Sequence[Node]) -> int:
-    """How many calls come before anything else."""
-    return next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
-
-
-def _by_the_host(node: Node) -> Node:
-    return dataclasses.replace(node, is_emitted=False) if isinstance(node, ColocatedCall) else node
-
-
-def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: _Devices) -> Node:
+def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices: Devices) -> Node:
     if not isinstance(node, Loop | Branch):
         return node
-    devices = devices._replace(wait_in_vain=False)
+    carried = node.carried if isinstance(node, Loop) else ()
+    devices = devices._replace(wait_in_vain=False, reused={*carried})
     return with_blocks(node, [_emitted(block, constants, mesh, devices) for block in node.blocks])
 
 
@@ -186,7 +76,7 @@ def _fragment(
     needed: Collection[Value],
     constants: Mapping[Value, ArrayLike],
     mesh: Mesh,
-    devices: _Devices,
+    devices: Devices,
     *,
     waits: bool,
 ) -> Fragment[Value, Value]:
@@ -251,7 +141,7 @@ def _fragment(
     )
 
 
-def _with_emitted_calls(node: Node, waits: bool, devices: _Devices, at_once: int = 1) -> Node:
+def _with_emitted_calls(node: Node, waits: bool, devices: Devices, at_once: int = 1) -> Node:
     if isinstance(node, ColocatedCall):
         return dataclasses.replace(node, is_emitted=True, is_answered=waits, at_once=at_once)
     if not isinstance(node, Loop | Branch):

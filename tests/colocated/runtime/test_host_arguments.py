@@ -162,3 +162,16 @@ def test_pending_arguments_and_those_of_programs_are_as_before(mesh):
     results = [f(1, x), f(2, f(3, x)), f(4, x), partjit.pjit(f)(5, x), f(6, x)]
     for result, step in zip(results, (1, 5, 4, 5, 6), strict=True):
         np.testing.assert_array_equal(result, np.arange(8.0) + step)
+
+
+@pytest.mark.parametrize("context", ["", *CONTEXTS])
+def test_numpy_arrays_of_other_shapes_compile_nothing(context, mesh, compilations):
+    f = colocated_python(lambda x: x, arrays="numpy", out_specs_fn=lambda x: x)
+    with CONTEXTS[context](mesh) if context else contextlib.nullcontext():
+        like, _ = jnp.array(np.ones(3)), f(np.ones(3))
+        compilations.clear()
+        for n in range(4, 10):
+            result = f(np.ones(n))
+            assert (result.dtype, result.sharding, result.committed) == (like.dtype, like.sharding, like.committed)
+            np.testing.assert_array_equal(result, np.ones(n))
+    assert not compilations
