@@ -67,7 +67,7 @@ class _InCall:
 class Entry(_InCall):
     """A call from its request to its record; in the `with` block in which it runs it counts the calls that it makes."""
 
-    __slots__ = ("_history", "_key", "_known", "_log", "_name", "_number", "_outer", "_site", "counts")
+    __slots__ = ("_history", "_key", "_known", "_name", "_number", "_outer", "_site", "counts", "log")
     program, execution = "", 0
 
     def __init__(
@@ -80,7 +80,7 @@ class Entry(_InCall):
         history: History | None,
         name: str | None,
     ) -> None:
-        self._log, self._outer, self._key, self._site = log, outer, key, site
+        self.log, self._outer, self._key, self._site = log, outer, key, site
         self._known, self._history, self._name = known, history, name
         self._number: int | None = None
         self.counts: dict[object, itertools.count[int]] = {}
@@ -133,7 +133,7 @@ class Entry(_InCall):
     def number(self) -> int:
         """Its number as one that makes others."""
         if self._number is None:
-            self._number = self._log.scope_number(self._key)
+            self._number = self.log.scope_number(self._key)
         return self._number
 
     @property
@@ -146,7 +146,7 @@ class Entry(_InCall):
         """Its idempotency key."""
         coordinates = "" if self._site.shard else coordinates_here()
         shard = f"/shard-{[*coordinates.values()]}" if coordinates else ""
-        return f"{self._log.prefix}{self.path}{self._log.suffix}{shard}"
+        return f"{self.log.prefix}{self.path}{self.log.suffix}{shard}"
 
     def done(self, results: Sequence[Any], tree: PyTree = None) -> None:
         """Records what it returned, while nothing else uses its object: the state of that is recorded as well.
@@ -159,7 +159,7 @@ class Entry(_InCall):
 
     def state(self) -> dict[str, object]:
         """The state of its object, by name."""
-        if self._name is None or not self._log.keeps_results:
+        if self._name is None or not self.log.keeps_results:
             return {}
         assert self._history is not None
         return {self._name: self._history.save()}
@@ -167,14 +167,14 @@ class Entry(_InCall):
     def record(self, results: list[list[Piece]], tree: PyTree, state: dict[str, object]) -> None:
         """Records what it returned, and the state of its object after it."""
         payload = b""
-        if self._log.keeps_results:
+        if self.log.keeps_results:
             whole = None if tree is None else arrays_of(tree)
             payload = packed((results, whole, state), f"the result of {self._site}")
-        self._log.write(call_record(self._key, digest_of(results), payload))
+        self.log.write(call_record(self._key, digest_of(results), payload))
 
     def failed(self, error: BaseException) -> None:
         """Records that it raised."""
-        self._log.write(failure_record(self._key, traceback.format_exception_only(error)[0].strip()))
+        self.log.write(failure_record(self._key, traceback.format_exception_only(error)[0].strip()))
 
     def take(self, ahead: "Ahead | None", results: Sequence[Any]) -> None:
         """Takes a call with these results that was made ahead; None if that was before the journal was opened."""

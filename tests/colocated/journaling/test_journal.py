@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import partjit
-from partjit import JournalError, P, colocated
+from partjit import JournalError, P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.journaling.processes import Group
 from partjit.colocated.journaling.records import read_records
 from tests.census import sees
+from tests.colocated import rendezvous
 from tests.colocated.journaling.calls import KINDS, Loader, Program, seen
 from tests.effort import examples
 
@@ -290,6 +291,65 @@ def test_nothing_is_committed_where_a_call_has_failed(tmp_path):
         journal.commit({"step": 3})
     with colocated.journal(tmp_path) as journal:
         assert journal.restore({"step": 0}) == {"step": 3}
+
+
+def _across(x):
+    rendezvous.logs["made"].append(float(x))
+    if x == 1:
+        rendezvous.say("it runs")
+        rendezvous.hear("it is committed")
+    return x + 1
+
+
+_twice = colocated_python(_across, out_specs_fn=lambda x: x)
+
+
+class Calling:
+    """Its state is saved while another thread begins to make calls."""
+
+    def __init__(self, function):
+        self.thread = threading.Thread(target=lambda: rendezvous.logs["there"].append(float(function(one))))
+
+    def save(self):
+        if not self.thread.is_alive():
+            self.thread.start()
+            rendezvous.hear("it runs")
+
+    def restore(self, state):
+        pass
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("function", [lambda x: _twice(_twice(x)), pjit(lambda x: _twice(_twice(x)))])
+def test_what_another_thread_began_before_a_commit_is_no_part_of_what_follows(tmp_path, function, keeps):
+    calling = Calling(function)
+    with colocated.journal(tmp_path, results=keeps) as journal:
+        function(np.float32(7)).block_until_ready()
+        journal.register("calling", calling)
+        journal.commit({"step": 1})
+        rendezvous.say("it is committed")
+        calling.thread.join()
+        assert rendezvous.logs["there"] == [3]
+        assert not journal.calls
+        assert function(np.float32(5)) == 7
+        assert [call.iteration + call.execution for call in journal.calls] in ([0, 0], [0, 1])
+    rendezvous.logs["made"].clear()
+    with colocated.journal(tmp_path, results=keeps) as journal:
+        assert journal.restore({"step": 0}) == {"step": 1}
+        assert function(np.float32(5)) == 7
+    assert rendezvous.logs["made"] == ([] if keeps else [5, 6])
+
+
+def test_executions_on_named_streams_are_told_apart_whichever_is_first(tmp_path):
+    program = pjit(lambda x: _twice(x))
+    with colocated.journal(tmp_path, results=True):
+        for name, x in [("a", 2), ("b", 3)]:
+            with colocated.stream(name):
+                assert program(np.float32(x)) == x + 1
+    with partjit.replay(tmp_path):
+        for name, x in [("b", 3), ("a", 2)]:
+            with colocated.stream(name):
+                assert program(np.float32(x)) == x + 1
 
 
 _raised, _waited = threading.Event(), list[bool]()
