@@ -408,6 +408,8 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
     other = partjit.Mesh(np.array(jax.devices())[:4], "z")
     values = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     shardings = [P("x", "y"), P(None, ("x", "y")), P()]
+    with jax.enable_x64(True):  # here, and not where it is restored
+        wide = [jnp.int64(2**40), jax.device_put(np.arange(8.0) / 3, jax.NamedSharding(mesh, P("x")))]
     state = {
         "sharded": [jax.device_put(values + i, jax.NamedSharding(mesh, spec)) for i, spec in enumerate(shardings)],
         "half": jnp.arange(3, dtype=jnp.bfloat16),
@@ -416,6 +418,7 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
         "empty": jnp.zeros((0, 2)),
         "numbers": (1, 2.5, True, np.int64(2**40), np.float32(0.1)),
         "weak": [jnp.asarray(2.0), jax.device_put(1j, jax.NamedSharding(mesh, P()))],
+        "wide": wide,
     }
     with colocated.journal(tmp_path) as journal:
         journal.commit(state)
@@ -449,6 +452,27 @@ def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_path(tmp_path, 
     )
     with colocated.journal(tmp_path) as journal, refused:
         journal.commit({"a": [1, leaf]})
+
+
+class Key:
+    """A key of a dict with no text of its own."""
+
+    def __init__(self, position):
+        self.position = position
+
+    def __lt__(self, other):
+        return self.position < other.position
+
+    def __repr__(self):
+        return "key"
+
+
+def test_leaves_of_one_path_are_refused(tmp_path):
+    with (
+        colocated.journal(tmp_path) as journal,
+        pytest.raises(ValueError, match=r"two leaves of the state have the path state\['a'\]\[key\]"),
+    ):
+        journal.commit({"a": {Key(1): 1, Key(2): 2}})
 
 
 def test_idempotency_keys_stay_and_differ(tmp_path):
