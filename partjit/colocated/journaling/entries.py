@@ -6,10 +6,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
+import jax
+
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling.contents import Done, Key, Site, call_record, failure_record, path_in
 from partjit.colocated.journaling.identity import UNRECORDED, Scope, current_scope
-from partjit.colocated.journaling.payloads import Piece, arrays_of, digest_of, packed, pieces_of, put, unpacked
+from partjit.colocated.journaling.payloads import Piece, described, digest_of, packed, pieces_of, put, unpacked
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.shards import coordinates_here
@@ -65,9 +67,13 @@ class _InCall:
 
 
 class Entry(_InCall):
-    """A call from its request to its record; in the `with` block in which it runs it counts the calls that it makes."""
+    """A call from its request to its record; in the `with` block in which it runs it counts the calls that it makes.
 
-    __slots__ = ("_history", "_key", "_known", "_name", "_number", "_outer", "_site", "counts", "log")
+    Attributes:
+        specs: a tree of the specs of its results, if nothing says after a restart what they are; None otherwise.
+    """
+
+    __slots__ = ("_history", "_key", "_known", "_name", "_number", "_outer", "_site", "counts", "log", "specs")
     program, execution = "", 0
 
     def __init__(
@@ -84,6 +90,7 @@ class Entry(_InCall):
         self._known, self._history, self._name = known, history, name
         self._number: int | None = None
         self.counts: dict[object, itertools.count[int]] = {}
+        self.specs: PyTree = None
 
     # A call that is known
 
@@ -112,8 +119,12 @@ class Entry(_InCall):
         return [pieces[0].data for pieces in self._pieces()]
 
     def tree(self) -> PyTree:
-        """The result that it had then, with NumPy arrays."""
-        return self._payload()[1]
+        """The result that it had then, in which the arrays are as they were then."""
+        found, specs, _ = self._payload()
+        leaves, tree = jax.tree.flatten(specs)
+        if len(leaves) != len(found):
+            raise JournalError(f"the journal does not say what the results of {self._site} are: give it output specs")
+        return tree.unflatten([put(leaf.spec, pieces) for leaf, pieces in zip(leaves, found, strict=True)])
 
     def _pieces(self) -> list[list[Piece]]:
         return self._payload()[0]
@@ -153,7 +164,7 @@ class Entry(_InCall):
 
         Args:
             results: the flat results.
-            tree: the result, if nothing says what its structure is.
+            tree: the result, if nothing has said before what it is.
         """
         self.record([*map(pieces_of, results)], tree, self.state())
 
@@ -165,11 +176,11 @@ class Entry(_InCall):
         return {self._name: self._history.save()}
 
     def record(self, results: list[list[Piece]], tree: PyTree, state: dict[str, object]) -> None:
-        """Records what it returned, and the state of its object after it."""
+        """Records what it returned, in a tree if nothing else says what that is, and the state of its object then."""
         payload = b""
         if self.log.keeps_results:
-            whole = None if tree is None else arrays_of(tree)
-            payload = packed((results, whole, state), f"the result of {self._site}")
+            specs = jax.tree.map(described, self.specs if tree is None else tree)
+            payload = packed((results, specs, state), f"the result of {self._site}")
         self.log.write(call_record(self._key, digest_of(results), payload))
 
     def failed(self, error: BaseException) -> None:

@@ -1,5 +1,6 @@
 """Results of calls as bytes, and back: their digests, and arrays with the shards that this process has."""
 
+import dataclasses
 import hashlib
 import pickle
 from collections.abc import Sequence
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
@@ -16,12 +19,12 @@ from partjit._jax.arrays import (
     keys_of_data,
 )
 from partjit._jax.moves import resharded
-from partjit._jax.types import PyTree
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.errors import JournalError
+from partjit.typed import typed_by
 
-__all__ = ["Piece", "arrays_of", "digest_of", "packed", "pieces_of", "put", "unpacked"]
+__all__ = ["Described", "Piece", "described", "digest_of", "packed", "pieces_of", "put", "unpacked"]
 
 DIGEST_SIZE = 16
 _NOTHING = hashlib.blake2b(digest_size=DIGEST_SIZE).digest()
@@ -42,6 +45,34 @@ class Piece(NamedTuple):
 
     part: Index | None
     data: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What an array is besides its elements.
+
+    Attributes:
+        shape, dtype, weak_type: its type.
+        sharding: its sharding.
+        committed: whether it is committed to that.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    sharding: Sharding
+    committed: bool
+
+    @property
+    def spec(self) -> OutSpec:
+        """The spec of such an array."""
+        aval = ShapedArray(self.shape, self.dtype, self.weak_type)
+        return OutSpec(typed_by(aval, self.sharding), self.sharding, self.committed)
+
+
+def described(array: jax.Array | OutSpec) -> Described:
+    """What an array is, or is to be."""
+    return Described(array.shape, array.dtype, array.aval.weak_type, array.sharding, array.committed)
 
 
 def index_of(slices: Sequence[slice], shape: Sequence[int]) -> Index:
@@ -133,8 +164,3 @@ def _put_keys(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
     if None in by_index:
         return resharded(by_index[None], sharding)
     return jax.make_array_from_callback(shape, sharding, lambda index: by_index[index_of(index or (), shape)])
-
-
-def arrays_of(tree: PyTree) -> PyTree:
-    """A tree with NumPy arrays in place of the arrays in it, which one process has."""
-    return jax.tree.map(lambda leaf: pieces_of(leaf)[0].data, tree)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 import partjit
 from partjit import JournalError, P, colocated, pjit
@@ -155,6 +156,46 @@ def test_from_a_commit_on_calls_are_made_again_or_not(tmp_path, keeps):
 def test_a_journal_of_a_shared_directory_is_opened_once(tmp_path):
     with colocated.journal(tmp_path), pytest.raises(JournalError, match="another journal is open in this process"):
         colocated.journal(tmp_path).__enter__()
+
+
+def _various(x):
+    rendezvous.logs["made"].append(float(jnp.sum(x)))
+    return {"same": x, "key": jax.random.key(3, impl="rbg"), "weak": jnp.asarray(2.0), "number": (1, np.ones(2))}
+
+
+@pytest.mark.parametrize("mode", ["auto", "stream", "inline"])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_results_that_nothing_specifies_come_back_as_they_were(tmp_path, meeting, axis_type, mode):
+    def shown(result):
+        leaves = jax.tree.leaves(result)
+        data = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
+        kinds = [(x.aval.str_short(), x.sharding, x.committed, x.aval.weak_type) for x in leaves]
+        return jax.tree.structure(result), kinds, [np.asarray(x).tolist() for x in data]
+
+    mesh = jax.make_mesh((8,), ("z",), (axis_type,))
+    x = jax.device_put(np.arange(8.0), jax.NamedSharding(mesh, P("z")))
+    function = colocated_python(_various, mode=mode)
+    with colocated.journal(tmp_path, results=True) as journal:
+        function(x)
+        journal.commit({})  # so that the first call is not recorded, which showed what results are
+        expected = [shown(function(i * x)) for i in range(3)]
+    meeting.logs["made"].clear()
+    function = colocated_python(_various, mode=mode)
+    with colocated.journal(tmp_path, results=True):
+        assert [shown(function(i * x)) for i in range(3)] == expected
+        assert not meeting.logs["made"]
+        assert shown(function(2 * x)) == expected[2]
+    assert meeting.logs["made"] == [56]
+
+
+def test_results_that_are_left_to_the_dispatch_are_recorded(tmp_path):
+    double = colocated_python(lambda x: 2 * np.asarray(x), out_specs_fn=lambda x: x, stream="double")
+    program = pjit(lambda x: double(x) + 1)
+    with partjit.Mesh(jax.devices()[:1], "one"):
+        with colocated.journal(tmp_path, results=True):
+            recorded = [program(i * one) for i in range(3)]
+        with partjit.replay(tmp_path):
+            assert [program(i * one) for i in range(3)] == recorded == [1, 3, 5]
 
 
 def test_a_call_in_the_place_of_another_names_both(tmp_path):
