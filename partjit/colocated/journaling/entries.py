@@ -179,7 +179,8 @@ class Entry(_InCall):
         """Records what it returned, in a tree if nothing else says what that is, and the state of its object then."""
         payload = b""
         if self.log.keeps_results:
-            specs = jax.tree.map(described, self.specs if tree is None else tree)
+            unspecified = self.specs if tree is None else tree
+            specs = None if unspecified is None else jax.tree.map(described, unspecified)
             payload = packed((results, specs, state), f"the result of {self._site}")
         self.log.write(call_record(self._key, digest_of(results), payload))
 

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import pickle
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from partjit._jax.arrays import (
     keys_of_data,
 )
 from partjit._jax.moves import resharded
+from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.errors import JournalError
@@ -83,7 +84,7 @@ def index_of(slices: Sequence[slice], shape: Sequence[int]) -> Index:
 def pieces_of(array: Any) -> list[Piece]:
     """The parts of an array that this process has, each of them once."""
     if type(array) is ArrayImpl and array.is_fully_replicated:
-        return [Piece(None, np.asarray(buffers_of(array)[0]))]  # `addressable_data` would make another array
+        return [Piece(None, as_numpy(buffers_of(array)[0]))]  # `addressable_data` would make another array
     if isinstance(array, PendingArray):
         array = array.value()
     if isinstance(array, PRNGKeyArray):
@@ -91,12 +92,12 @@ def pieces_of(array: Any) -> list[Piece]:
     if not isinstance(array, jax.Array):
         return [Piece(None, np.asarray(array))]
     if array.is_fully_addressable:
-        return [Piece(None, np.asarray(array))]
+        return [Piece(None, as_numpy(array))]
     found: dict[Index, np.ndarray] = {}
     for shard in array.addressable_shards:
         index = index_of(shard.index, array.shape)
         if index not in found:
-            found[index] = np.asarray(shard.data)
+            found[index] = as_numpy(cast(jax.Array, shard.data))
     return [Piece(index, data) for index, data in found.items()]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from partjit._jax.arrays import PRNGKeyArray, keys_of_data, with_weak_type
 from partjit._jax.moves import resharded
+from partjit._jax.to_numpy import as_numpy
 from partjit._jax.types import PyTree
 from partjit.checks import shown
 from partjit.colocated.journaling.durable import Checksum, checked
@@ -88,7 +89,7 @@ def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
     if isinstance(leaf, jax.Array):
         shape = leaf.shape
         parts = [
-            (index_of(shard.index, shape), np.asarray(shard.data))
+            (index_of(shard.index, shape), as_numpy(shard.data))
             for shard in leaf.addressable_shards
             # An array that one process has alone, all of them may have one like it.
             if shard.replica_id == 0 and (process == 0 or not leaf.is_fully_addressable)

@@ -198,6 +198,19 @@ def test_results_that_are_left_to_the_dispatch_are_recorded(tmp_path):
             assert [program(i * one) for i in range(3)] == recorded == [1, 3, 5]
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_transfer_guard_does_not_see_what_the_journal_reads(tmp_path, mesh, keeps):
+    same = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
+    program = pjit(lambda x: same(x) * x)
+    x = jax.device_put(np.arange(8.0), jax.NamedSharding(mesh, P("x")))
+    with colocated.journal(tmp_path, results=keeps) as journal:
+        with jax.transfer_guard("disallow"):
+            results = same(x), program(x)
+            colocated.wait()
+            journal.commit({"results": results})
+        np.testing.assert_array_equal(results[1], np.arange(8.0) ** 2)
+
+
 def test_a_call_in_the_place_of_another_names_both(tmp_path):
     f = colocated_python(lambda x: x, mode="inline")
     with colocated.journal(tmp_path, results=True):
