@@ -190,17 +190,19 @@ class Specialization(PreparedFunction):
     ) -> PyTree:
         """Runs a call while a journal is open, unless that knows it; with `run` if nothing comes before it."""
         entry = self._entry(log, stream)
+        if entry is not None and self.out_specs is not None and not self._options.has_out_specs:
+            entry.specs = self.out_specs.tree.unflatten(self.out_specs.leaves)
         if entry is None or not (entry.is_known or run is not None):
             return self._run_in_order(leaves, stream, entry)
         if run is not None and not entry.is_known:
             with entry:
                 result = run(stream)
-                entry.done(jax.tree.leaves(result), result)
+                entry.done(jax.tree.leaves(result), result if self.out_specs is None else None)
             return result
         if self.out_specs is not None:
             result = self.out_specs.tree.unflatten(entry.results(self.out_specs))
             return result if self._mode == "inline" else self._as_elsewhere(result)
-        result = self._unspecified.as_arrays(entry.tree())
+        result = entry.tree()
         self._learn(result)
         return result
 
@@ -242,9 +244,10 @@ class Specialization(PreparedFunction):
         def body() -> PyTree:
             if entry is None:
                 return run()
+            is_specified = self.out_specs is not None
             with entry:
                 result = run()
-                entry.done(jax.tree.leaves(result), result)
+                entry.done(jax.tree.leaves(result), None if is_specified else result)
                 return result
 
         def run() -> PyTree:

@@ -7,7 +7,6 @@ go outside in: what a block is given is sharded as the propagation of the surrou
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import cast
 
 from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
@@ -40,7 +39,7 @@ from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
 from partjit.plan.passes.own_shards import own_shards
 from partjit.plan.passes.pin import pin
-from partjit.plan.passes.propagate import default_without_mesh, propagate
+from partjit.plan.passes.propagate import default_without_mesh, mesh_or_of_arguments, propagate
 from partjit.plan.passes.prune import merge, prune
 from partjit.plan.passes.refs import without_refs
 from partjit.plan.passes.rotate import rotate
@@ -223,8 +222,7 @@ def make_plan(
         ShardingError: a call's specs are on other devices than the program.
     """
     jaxpr, out_shardings, mesh = over_auto_axes(without_refs(jaxpr), out_shardings, mesh)
-    if mesh.empty:  # the arguments may bring one along
-        mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
+    mesh = mesh_or_of_arguments(mesh, in_shardings)
     if mesh.empty:
         mesh = next(meshes_of_shard_maps(jaxpr.jaxpr), mesh)
     default = default_without_mesh(mesh, in_shardings)

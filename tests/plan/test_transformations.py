@@ -176,12 +176,15 @@ def test_under_disable_jit_a_program_that_is_one_already_runs_as_such(double, wh
 def test_under_disable_jit_without_a_mesh_calls_are_where_the_arguments_are(double):
     load = colocated_python(lambda: jnp.ones(8), out_specs=jax.ShapeDtypeStruct((8,), np.float32))
     f = pjit(lambda x: double(x) + load())
+    over_all = NamedSharding(jax.sharding.Mesh(jax.devices(), "x"), P("x"))
     with jax.disable_jit():
         anywhere, there = f(X), f(jax.device_put(X, jax.devices()[3]))
+        everywhere = f(jax.device_put(X, over_all))
     assert not anywhere.committed
     assert there.devices() == {jax.devices()[3]}
-    np.testing.assert_array_equal(there, 2 * X + 1)
-    np.testing.assert_array_equal(anywhere, 2 * X + 1)
+    assert everywhere.devices() == over_all.device_set
+    for result in (anywhere, there, everywhere):
+        np.testing.assert_array_equal(result, 2 * X + 1)
 
 
 def test_under_disable_jit_calls_keep_the_order_of_their_streams(mesh, meeting):

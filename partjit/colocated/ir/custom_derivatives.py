@@ -58,10 +58,11 @@ class Derivatives:
 
         def primal(*positional: PyTree) -> PyTree:
             # Defaults are left to the function itself: on its host they need not be arrays.
-            given = {key: positional[[*signature.parameters].index(key)] for key in kwargs} if signature else {}
+            given = {key: positional[[*signature.parameters].index(key)] for key in names} if signature else {}
             with traced_at(site):
-                return fun(positional[: len(args)], given)
+                return fun(positional[:count], given)
 
+        count, names = len(args), [*kwargs]  # equations refer to `primal`, which keeps no tracers
         site = source_info_util.current()
         primal.__name__ = primal.__qualname__ = name
         if signature is not None:

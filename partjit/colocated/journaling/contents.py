@@ -47,7 +47,7 @@ class Site(NamedTuple):
     """Where calls are made, and of what.
 
     Attributes:
-        program: the name of their program; empty outside of programs.
+        program: the name of their program, with that of the named stream it is on; empty outside of programs.
         node: their node in it; empty outside of programs.
         name: the name of the function.
         stream: the name of their stream; empty if it has none.
@@ -81,7 +81,7 @@ class JournaledCall:
 
     Attributes:
         name: that of the function.
-        program: that of the program; empty for a call outside of programs.
+        program: that of the program, as `step` or `step@stream`; empty for a call outside of programs.
         execution: the number of the execution of the program since the last commit, or in the call that makes it.
         node: its node in the program, as the plan shows it.
         line: where the user's code makes it, as "file:line"; empty outside of programs.

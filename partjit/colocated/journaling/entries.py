@@ -6,10 +6,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
+import jax
+
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling.contents import Done, Key, Site, call_record, failure_record, path_in
 from partjit.colocated.journaling.identity import UNRECORDED, Scope, current_scope
-from partjit.colocated.journaling.payloads import Piece, arrays_of, digest_of, packed, pieces_of, put, unpacked
+from partjit.colocated.journaling.payloads import Piece, described, digest_of, packed, pieces_of, put, unpacked
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.shards import coordinates_here
@@ -65,9 +67,13 @@ class _InCall:
 
 
 class Entry(_InCall):
-    """A call from its request to its record; in the `with` block in which it runs it counts the calls that it makes."""
+    """A call from its request to its record; in the `with` block in which it runs it counts the calls that it makes.
 
-    __slots__ = ("_history", "_key", "_known", "_log", "_name", "_number", "_outer", "_site", "counts")
+    Attributes:
+        specs: a tree of the specs of its results, if nothing says after a restart what they are; None otherwise.
+    """
+
+    __slots__ = ("_history", "_key", "_known", "_name", "_number", "_outer", "_site", "counts", "log", "specs")
     program, execution = "", 0
 
     def __init__(
@@ -80,10 +86,11 @@ class Entry(_InCall):
         history: History | None,
         name: str | None,
     ) -> None:
-        self._log, self._outer, self._key, self._site = log, outer, key, site
+        self.log, self._outer, self._key, self._site = log, outer, key, site
         self._known, self._history, self._name = known, history, name
         self._number: int | None = None
         self.counts: dict[object, itertools.count[int]] = {}
+        self.specs: PyTree = None
 
     # A call that is known
 
@@ -112,8 +119,12 @@ class Entry(_InCall):
         return [pieces[0].data for pieces in self._pieces()]
 
     def tree(self) -> PyTree:
-        """The result that it had then, with NumPy arrays."""
-        return self._payload()[1]
+        """The result that it had then, in which the arrays are as they were then."""
+        found, specs, _ = self._payload()
+        leaves, tree = jax.tree.flatten(specs)
+        if len(leaves) != len(found):
+            raise JournalError(f"the journal does not say what the results of {self._site} are: give it output specs")
+        return tree.unflatten([put(leaf.spec, pieces) for leaf, pieces in zip(leaves, found, strict=True)])
 
     def _pieces(self) -> list[list[Piece]]:
         return self._payload()[0]
@@ -133,7 +144,7 @@ class Entry(_InCall):
     def number(self) -> int:
         """Its number as one that makes others."""
         if self._number is None:
-            self._number = self._log.scope_number(self._key)
+            self._number = self.log.scope_number(self._key)
         return self._number
 
     @property
@@ -146,35 +157,36 @@ class Entry(_InCall):
         """Its idempotency key."""
         coordinates = "" if self._site.shard else coordinates_here()
         shard = f"/shard-{[*coordinates.values()]}" if coordinates else ""
-        return f"{self._log.prefix}{self.path}{self._log.suffix}{shard}"
+        return f"{self.log.prefix}{self.path}{self.log.suffix}{shard}"
 
     def done(self, results: Sequence[Any], tree: PyTree = None) -> None:
         """Records what it returned, while nothing else uses its object: the state of that is recorded as well.
 
         Args:
             results: the flat results.
-            tree: the result, if nothing says what its structure is.
+            tree: the result, if nothing has said before what it is.
         """
         self.record([*map(pieces_of, results)], tree, self.state())
 
     def state(self) -> dict[str, object]:
         """The state of its object, by name."""
-        if self._name is None or not self._log.keeps_results:
+        if self._name is None or not self.log.keeps_results:
             return {}
         assert self._history is not None
         return {self._name: self._history.save()}
 
     def record(self, results: list[list[Piece]], tree: PyTree, state: dict[str, object]) -> None:
-        """Records what it returned, and the state of its object after it."""
+        """Records what it returned, in a tree if nothing else says what that is, and the state of its object then."""
         payload = b""
-        if self._log.keeps_results:
-            whole = None if tree is None else arrays_of(tree)
-            payload = packed((results, whole, state), f"the result of {self._site}")
-        self._log.write(call_record(self._key, digest_of(results), payload))
+        if self.log.keeps_results:
+            unspecified = self.specs if tree is None else tree
+            specs = None if unspecified is None else jax.tree.map(described, unspecified)
+            payload = packed((results, specs, state), f"the result of {self._site}")
+        self.log.write(call_record(self._key, digest_of(results), payload))
 
     def failed(self, error: BaseException) -> None:
         """Records that it raised."""
-        self._log.write(failure_record(self._key, traceback.format_exception_only(error)[0].strip()))
+        self.log.write(failure_record(self._key, traceback.format_exception_only(error)[0].strip()))
 
     def take(self, ahead: "Ahead | None", results: Sequence[Any]) -> None:
         """Takes a call with these results that was made ahead; None if that was before the journal was opened."""

@@ -45,10 +45,15 @@ class Scope(Protocol):
     """What counts calls and executions.
 
     Attributes:
-        program: the program that it is an execution of; empty if it is none.
+        program: the program that it is an execution of, with the named stream that it is on; empty if it is none.
         execution: its number.
         counts: counts them, by what they are of.
     """
+
+    @property
+    def log(self) -> object:
+        """What records them; None if nothing does."""
+        ...
 
     program: str
     execution: int
@@ -72,7 +77,7 @@ class Scope(Protocol):
 class _Unrecorded:
     """A call made ahead, which is part of no execution yet, and everything in it."""
 
-    program, execution, number, path = "", 0, 0, ""
+    log, program, execution, number, path = None, "", 0, 0, ""
 
     def __init__(self) -> None:
         self.counts: dict[object, itertools.count[int]] = {}
@@ -102,9 +107,10 @@ def outside_of_calls() -> RuntimeError:
 class Execution:
     """An execution of a program; or, without one, the journal as what counts the calls that nothing else does."""
 
-    __slots__ = ("counts", "execution", "number", "path", "program")
+    __slots__ = ("counts", "execution", "log", "number", "path", "program")
 
-    def __init__(self, outer: Scope | None, program: str = "", execution: int = 0) -> None:
+    def __init__(self, log: object, outer: Scope | None, program: str = "", execution: int = 0) -> None:
+        self.log = log
         self.number = outer.number if outer is not None else 0
         self.program, self.execution = program, execution
         self.counts: dict[object, itertools.count[int]] = {}

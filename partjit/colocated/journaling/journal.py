@@ -24,7 +24,7 @@ from partjit.colocated.journaling.directory import (
 from partjit.colocated.journaling.durable import Checksum, checked, sync_directory, write
 from partjit.colocated.journaling.identity import current_scope
 from partjit.colocated.journaling.objects import Kept, kept, own_state, saved
-from partjit.colocated.journaling.opened import Opened, key_prefix, log_of, refuse_second, restored_state
+from partjit.colocated.journaling.opened import Opened, log_of, refuse_second, restored_state
 from partjit.colocated.journaling.processes import Group, UndecidedError
 from partjit.colocated.journaling.records import RecordFile
 from partjit.colocated.journaling.state import write_state
@@ -68,7 +68,7 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
                 os.close(descriptor)
             raise
         log = log_of(manifest, group.process, file, file.found, self._names)
-        self._open = Opened(group, held[0], manifest, file, log)
+        opened = self._open = Opened(group, held[0], manifest, file, log)
         self._committed = self._read_objects()
         self._latest = log.states(file.found) if self._results else {}
         try:
@@ -79,7 +79,7 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
         except BaseException:
             self._close()
             raise
-        active.current = log
+        active.current = opened.log
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -260,10 +260,12 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
             if not isinstance(error, Exception) or isinstance(error, UndecidedError):
                 opened.file.close()  # whether it is committed is known after a restart only
             raise
+        opened.log.end()
         opened.file.close()
         opened.manifest, opened.file = Manifest.from_json(data), files[0]
-        opened.log.start(files[0], [])
-        opened.log.prefix = key_prefix(opened.manifest)
+        opened.log = log_of(opened.manifest, group.process, files[0], [], self._names)
+        if active.current is not None:
+            active.current = opened.log
         if group.process == 0:
             remove_others(self._path, opened.manifest)
 

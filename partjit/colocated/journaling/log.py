@@ -19,11 +19,12 @@ from partjit.colocated.journaling.contents import (
     scope_record,
 )
 from partjit.colocated.journaling.entries import Ahead, Entry
-from partjit.colocated.journaling.identity import UNRECORDED, Execution, Place, Scope, current_scope, next_in
+from partjit.colocated.journaling.identity import Execution, Place, Scope, current_scope, next_in
 from partjit.colocated.journaling.payloads import unpacked
 from partjit.colocated.journaling.records import RecordFile
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.shards import coordinates_here
+from partjit.colocated.runtime.streams import entered_stream
 from partjit.errors import JournalError
 
 __all__ = ["Log"]
@@ -38,6 +39,9 @@ class Log:
         prefix, suffix: what idempotency keys begin and end with.
         keeps_results: whether results are recorded as well, and calls that are known not made again.
         names: the names of the objects whose state is kept, by what orders their calls.
+
+    Attributes:
+        plays_only: whether no call is made.
     """
 
     def __init__(
@@ -52,15 +56,11 @@ class Log:
         self.names = names
         self.keeps_results = keeps_results
         self.prefix, self.suffix = prefix, suffix
+        self.plays_only = file is None
         self._file = file
-        self._changes = threading.Lock()
-        self.start(file, records)
-
-    def start(self, file: RecordFile | None, records: Sequence[bytes]) -> None:
-        """Begins a file."""
+        self._changes, self._writing = threading.Lock(), threading.Lock()
         contents = Contents(records)
-        self._file = file
-        self._root = Execution(None)
+        self._root = Execution(self, None)
         self._places = {site: number for number, site in contents.places.items()}
         self._scopes = {key: number for number, key in contents.scopes.items()}
         self._found: dict[tuple[Place, str, str, str], tuple[int, Site]] = {}
@@ -69,11 +69,6 @@ class Log:
         for done in contents.calls if self.keeps_results else ():
             site = contents.places[done.key.place]
             self._known[done.key.scope, site.slot, done.key.execution, done.key.iteration] = site, done
-
-    @property
-    def plays_only(self) -> bool:
-        """Whether no call is made."""
-        return self._file is None
 
     def states(self, records: Sequence[bytes]) -> dict[str, object]:
         """The states of objects after the last of their calls that are known."""
@@ -88,12 +83,12 @@ class Log:
         """A function that executes a program, with a number of its own."""
 
         def execute_numbered(*args: object) -> Any:
-            outer = current_scope.get()
-            if outer is UNRECORDED:
+            outer = current_scope.get() or self._root
+            if outer.log is not self:
                 return execute(*args)
-            outer = outer or self._root
-            number = next_in(outer, program)
-            token = current_scope.set(Execution(outer, program, number))
+            stream = entered_stream()
+            name = f"{program}@{stream.name}" if stream and stream.name else program  # each may be another thread's
+            token = current_scope.set(Execution(self, outer, name, next_in(outer, name)))
             try:
                 return execute(*args)
             finally:
@@ -102,7 +97,9 @@ class Log:
         return execute_numbered
 
     def begin(self, place: Place, stream: str, history: History | None) -> "Entry | None":
-        """Begins the entry of a call that is requested here; None inside of calls that are not recorded by themselves.
+        """Begins the entry of a call that is requested here; None inside of what this does not record.
+
+        That is a call made ahead, and what began before the last commit.
 
         Args:
             place: what is called, and where.
@@ -114,7 +111,7 @@ class Log:
                 object would be lost.
         """
         scope = current_scope.get() or self._root
-        if scope is UNRECORDED:
+        if scope.log is not self:
             return None
         coordinates = coordinates_here()
         shard = str([*coordinates.values()]) if coordinates else ""
@@ -185,8 +182,14 @@ class Log:
 
     def write(self, record: bytes) -> None:
         """Appends a record."""
-        if self._file is not None:
-            self._file.append(record)
+        with self._writing:
+            if self._file is not None:
+                self._file.append(record)
+
+    def end(self) -> None:
+        """Records nothing any more, also not of calls that another thread has begun before."""
+        with self._writing:
+            self._file = None
 
     def ahead(self, history: History | None) -> "Ahead":
         """What gets the results of a call that is made ahead."""

@@ -11,7 +11,7 @@ from partjit.colocated.journaling.state import read_state
 from partjit.colocated.runtime.history import History
 from partjit.errors import JournalError
 
-__all__ = ["Opened", "key_prefix", "log_of", "refuse_second", "restored_state"]
+__all__ = ["Opened", "log_of", "refuse_second", "restored_state"]
 
 _State = TypeVar("_State")
 
@@ -49,12 +49,9 @@ def log_of(
     names: Mapping[History, str],
 ) -> active.Log:
     """What records the calls of a process, or plays them back."""
-    return active.Log(file, records, key_prefix(manifest), f"/process-{process}", manifest.results, names)
-
-
-def key_prefix(manifest: Manifest) -> str:
-    """What idempotency keys begin with since a commit."""
-    return f"{manifest.journal}/{manifest.commit}/"
+    return active.Log(
+        file, records, f"{manifest.journal}/{manifest.commit}/", f"/process-{process}", manifest.results, names
+    )
 
 
 def restored_state(path: str, manifest: Manifest, like: _State) -> _State:

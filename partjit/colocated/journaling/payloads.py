@@ -1,12 +1,15 @@
 """Results of calls as bytes, and back: their digests, and arrays with the shards that this process has."""
 
+import dataclasses
 import hashlib
 import pickle
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
@@ -16,12 +19,13 @@ from partjit._jax.arrays import (
     keys_of_data,
 )
 from partjit._jax.moves import resharded
-from partjit._jax.types import PyTree
+from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.errors import JournalError
+from partjit.typed import typed_by
 
-__all__ = ["Piece", "arrays_of", "digest_of", "packed", "pieces_of", "put", "unpacked"]
+__all__ = ["Described", "Piece", "described", "digest_of", "packed", "pieces_of", "put", "unpacked"]
 
 DIGEST_SIZE = 16
 _NOTHING = hashlib.blake2b(digest_size=DIGEST_SIZE).digest()
@@ -44,6 +48,34 @@ class Piece(NamedTuple):
     data: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What an array is besides its elements.
+
+    Attributes:
+        shape, dtype, weak_type: its type.
+        sharding: its sharding.
+        committed: whether it is committed to that.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    sharding: Sharding
+    committed: bool
+
+    @property
+    def spec(self) -> OutSpec:
+        """The spec of such an array."""
+        aval = ShapedArray(self.shape, self.dtype, self.weak_type)
+        return OutSpec(typed_by(aval, self.sharding), self.sharding, self.committed)
+
+
+def described(array: jax.Array | OutSpec) -> Described:
+    """What an array is, or is to be."""
+    return Described(array.shape, array.dtype, array.aval.weak_type, array.sharding, array.committed)
+
+
 def index_of(slices: Sequence[slice], shape: Sequence[int]) -> Index:
     """Slices of step one, as jax has them for shards, as where each begins and ends."""
     return tuple(s.indices(size)[:2] for s, size in zip(slices, shape, strict=True))
@@ -52,7 +84,7 @@ def index_of(slices: Sequence[slice], shape: Sequence[int]) -> Index:
 def pieces_of(array: Any) -> list[Piece]:
     """The parts of an array that this process has, each of them once."""
     if type(array) is ArrayImpl and array.is_fully_replicated:
-        return [Piece(None, np.asarray(buffers_of(array)[0]))]  # `addressable_data` would make another array
+        return [Piece(None, as_numpy(buffers_of(array)[0]))]  # `addressable_data` would make another array
     if isinstance(array, PendingArray):
         array = array.value()
     if isinstance(array, PRNGKeyArray):
@@ -60,12 +92,12 @@ def pieces_of(array: Any) -> list[Piece]:
     if not isinstance(array, jax.Array):
         return [Piece(None, np.asarray(array))]
     if array.is_fully_addressable:
-        return [Piece(None, np.asarray(array))]
+        return [Piece(None, as_numpy(array))]
     found: dict[Index, np.ndarray] = {}
     for shard in array.addressable_shards:
         index = index_of(shard.index, array.shape)
         if index not in found:
-            found[index] = np.asarray(shard.data)
+            found[index] = as_numpy(cast(jax.Array, shard.data))
     return [Piece(index, data) for index, data in found.items()]
 
 
@@ -133,8 +165,3 @@ def _put_keys(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
     if None in by_index:
         return resharded(by_index[None], sharding)
     return jax.make_array_from_callback(shape, sharding, lambda index: by_index[index_of(index or (), shape)])
-
-
-def arrays_of(tree: PyTree) -> PyTree:
-    """A tree with NumPy arrays in place of the arrays in it, which one process has."""
-    return jax.tree.map(lambda leaf: pieces_of(leaf)[0].data, tree)

@@ -11,6 +11,7 @@ import numpy as np
 
 from partjit._jax.arrays import PRNGKeyArray, keys_of_data, with_weak_type
 from partjit._jax.moves import resharded
+from partjit._jax.to_numpy import as_numpy
 from partjit._jax.types import PyTree
 from partjit.checks import shown
 from partjit.colocated.journaling.durable import Checksum, checked
@@ -55,6 +56,11 @@ def write_state(path: str, state: PyTree, process: int) -> Checksum:
         sink = _Sink(file)
         for key_path, leaf in with_paths:
             key = jax.tree_util.keystr(key_path)
+            if key in leaves:
+                raise ValueError(
+                    f"Journal.commit: two leaves of the state have the path state{key}, and could not be told apart "
+                    "when they are restored: give their keys different texts (__repr__)"
+                )
             leaves[key] = _written(sink, leaf, process, f"state{key}")
         table = pickle.dumps(leaves)
         sink.write(table)
@@ -83,7 +89,7 @@ def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
     if isinstance(leaf, jax.Array):
         shape = leaf.shape
         parts = [
-            (index_of(shard.index, shape), np.asarray(shard.data))
+            (index_of(shard.index, shape), as_numpy(shard.data))
             for shard in leaf.addressable_shards
             # An array that one process has alone, all of them may have one like it.
             if shard.replica_id == 0 and (process == 0 or not leaf.is_fully_addressable)
@@ -170,11 +176,12 @@ def _restored(sources: Sequence[_Source], leaf: Any, path: str) -> Any:
         keys = keys_of_data(leaf.dtype, part(everything))
         return keys if leaf.sharding is None else resharded(keys, leaf.sharding)
     sharding = leaf.sharding
-    if sharding is None or (isinstance(leaf, jax.Array) and not leaf.committed):
-        array = jax.numpy.asarray(part(everything))
-    else:
-        array = jax.make_array_from_callback(shape, sharding, part)
-    return with_weak_type(array, True) if leaf.weak_type else array
+    with jax.enable_x64(True):  # or 64 bits become 32, whatever the program has set where it made the array
+        if sharding is None or (isinstance(leaf, jax.Array) and not leaf.committed):
+            array = jax.numpy.asarray(part(everything))
+        else:
+            array = jax.make_array_from_callback(shape, sharding, part)
+        return with_weak_type(array, True) if leaf.weak_type else array
 
 
 def _part(sources: Sequence[_Source], index: Index, dtype: np.dtype, path: str) -> np.ndarray:

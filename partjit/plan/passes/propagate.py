@@ -31,16 +31,24 @@ from partjit.plan.ir.walk import variables
 from partjit.plan.passes.explicit import results_of_hosts
 from partjit.xla_rewrites import rewrite
 
-__all__ = ["default_sharding", "default_without_mesh", "propagate"]
+__all__ = ["default_sharding", "default_without_mesh", "mesh_or_of_arguments", "propagate"]
+
+
+def mesh_or_of_arguments(mesh: Mesh, in_shardings: Iterable[MaybeSharding]) -> Mesh:
+    """The mesh of a program or, if it has none, the one that its arguments bring along; empty without any."""
+    if not mesh.empty:
+        return mesh
+    return next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
 
 
 def default_sharding(mesh: Mesh, in_shardings: Iterable[MaybeSharding]) -> DefaultSharding:
     """The default sharding of the values of a program: over its mesh or, without one, where its arguments are."""
+    committed = [s for s in in_shardings if not isinstance(s, UnspecifiedValue)] if mesh.empty else []
+    mesh = mesh_or_of_arguments(mesh, committed)
     if not mesh.empty:
         return DefaultSharding(NamedSharding(mesh, P()), True)
-    for sharding in in_shardings:
-        if not isinstance(sharding, UnspecifiedValue):
-            return DefaultSharding(SingleDeviceSharding(next(iter(sharding.device_set))), True)
+    for sharding in committed:
+        return DefaultSharding(SingleDeviceSharding(next(iter(sharding.device_set))), True)
     device = default_device()
     return DefaultSharding(
         SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False

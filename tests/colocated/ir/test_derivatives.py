@@ -163,6 +163,15 @@ def test_eager_calls_do_not_know_of_rules(meeting):
     same(result, np.sin(X))
 
 
+@pytest.mark.parametrize("rules", ["defvjp", "defjvp"])
+def test_a_call_with_rules_leaks_no_tracers(hosts, mesh, rules):
+    fun = hosts[0 if rules == "defvjp" else 1]
+    with mesh, jax.checking_leaks():
+        jax.grad(lambda x: jnp.sum(fun(x)))(jnp.asarray(X))
+        pjit(fun)(X)
+        pjit(jax.grad(lambda x: jnp.sum(fun(x))))(X)
+
+
 def test_effects_in_rules_are_made_once(hosts, mesh):
     sin, _ = hosts
     noted = host("noted", np.sin)

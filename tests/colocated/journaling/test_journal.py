@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 import partjit
-from partjit import JournalError, P, colocated
+from partjit import JournalError, P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.journaling.processes import Group
 from partjit.colocated.journaling.records import read_records
 from tests.census import sees
+from tests.colocated import rendezvous
 from tests.colocated.journaling.calls import KINDS, Loader, Program, seen
 from tests.effort import examples
 
@@ -156,6 +158,59 @@ def test_a_journal_of_a_shared_directory_is_opened_once(tmp_path):
         colocated.journal(tmp_path).__enter__()
 
 
+def _various(x):
+    rendezvous.logs["made"].append(float(jnp.sum(x)))
+    return {"same": x, "key": jax.random.key(3, impl="rbg"), "weak": jnp.asarray(2.0), "number": (1, np.ones(2))}
+
+
+@pytest.mark.parametrize("mode", ["auto", "stream", "inline"])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_results_that_nothing_specifies_come_back_as_they_were(tmp_path, meeting, axis_type, mode):
+    def shown(result):
+        leaves = jax.tree.leaves(result)
+        data = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
+        kinds = [(x.aval.str_short(), x.sharding, x.committed, x.aval.weak_type) for x in leaves]
+        return jax.tree.structure(result), kinds, [np.asarray(x).tolist() for x in data]
+
+    mesh = jax.make_mesh((8,), ("z",), (axis_type,))
+    x = jax.device_put(np.arange(8.0), jax.NamedSharding(mesh, P("z")))
+    function = colocated_python(_various, mode=mode)
+    with colocated.journal(tmp_path, results=True) as journal:
+        function(x)
+        journal.commit({})  # so that the first call is not recorded, which showed what results are
+        expected = [shown(function(i * x)) for i in range(3)]
+    meeting.logs["made"].clear()
+    function = colocated_python(_various, mode=mode)
+    with colocated.journal(tmp_path, results=True):
+        assert [shown(function(i * x)) for i in range(3)] == expected
+        assert not meeting.logs["made"]
+        assert shown(function(2 * x)) == expected[2]
+    assert meeting.logs["made"] == [56]
+
+
+def test_results_that_are_left_to_the_dispatch_are_recorded(tmp_path):
+    double = colocated_python(lambda x: 2 * np.asarray(x), out_specs_fn=lambda x: x, stream="double")
+    program = pjit(lambda x: double(x) + 1)
+    with partjit.Mesh(jax.devices()[:1], "one"):
+        with colocated.journal(tmp_path, results=True):
+            recorded = [program(i * one) for i in range(3)]
+        with partjit.replay(tmp_path):
+            assert [program(i * one) for i in range(3)] == recorded == [1, 3, 5]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_transfer_guard_does_not_see_what_the_journal_reads(tmp_path, mesh, keeps):
+    same = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
+    program = pjit(lambda x: same(x) * x)
+    x = jax.device_put(np.arange(8.0), jax.NamedSharding(mesh, P("x")))
+    with colocated.journal(tmp_path, results=keeps) as journal:
+        with jax.transfer_guard("disallow"):
+            results = same(x), program(x)
+            colocated.wait()
+            journal.commit({"results": results})
+        np.testing.assert_array_equal(results[1], np.arange(8.0) ** 2)
+
+
 def test_a_call_in_the_place_of_another_names_both(tmp_path):
     f = colocated_python(lambda x: x, mode="inline")
     with colocated.journal(tmp_path, results=True):
@@ -292,6 +347,65 @@ def test_nothing_is_committed_where_a_call_has_failed(tmp_path):
         assert journal.restore({"step": 0}) == {"step": 3}
 
 
+def _across(x):
+    rendezvous.logs["made"].append(float(x))
+    if x == 1:
+        rendezvous.say("it runs")
+        rendezvous.hear("it is committed")
+    return x + 1
+
+
+_twice = colocated_python(_across, out_specs_fn=lambda x: x)
+
+
+class Calling:
+    """Its state is saved while another thread begins to make calls."""
+
+    def __init__(self, function):
+        self.thread = threading.Thread(target=lambda: rendezvous.logs["there"].append(float(function(one))))
+
+    def save(self):
+        if not self.thread.is_alive():
+            self.thread.start()
+            rendezvous.hear("it runs")
+
+    def restore(self, state):
+        pass
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("function", [lambda x: _twice(_twice(x)), pjit(lambda x: _twice(_twice(x)))])
+def test_what_another_thread_began_before_a_commit_is_no_part_of_what_follows(tmp_path, function, keeps):
+    calling = Calling(function)
+    with colocated.journal(tmp_path, results=keeps) as journal:
+        function(np.float32(7)).block_until_ready()
+        journal.register("calling", calling)
+        journal.commit({"step": 1})
+        rendezvous.say("it is committed")
+        calling.thread.join()
+        assert rendezvous.logs["there"] == [3]
+        assert not journal.calls
+        assert function(np.float32(5)) == 7
+        assert [call.iteration + call.execution for call in journal.calls] in ([0, 0], [0, 1])
+    rendezvous.logs["made"].clear()
+    with colocated.journal(tmp_path, results=keeps) as journal:
+        assert journal.restore({"step": 0}) == {"step": 1}
+        assert function(np.float32(5)) == 7
+    assert rendezvous.logs["made"] == ([] if keeps else [5, 6])
+
+
+def test_executions_on_named_streams_are_told_apart_whichever_is_first(tmp_path):
+    program = pjit(lambda x: _twice(x))
+    with colocated.journal(tmp_path, results=True):
+        for name, x in [("a", 2), ("b", 3)]:
+            with colocated.stream(name):
+                assert program(np.float32(x)) == x + 1
+    with partjit.replay(tmp_path):
+        for name, x in [("b", 3), ("a", 2)]:
+            with colocated.stream(name):
+                assert program(np.float32(x)) == x + 1
+
+
 _raised, _waited = threading.Event(), list[bool]()
 
 
@@ -348,6 +462,8 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
     other = partjit.Mesh(np.array(jax.devices())[:4], "z")
     values = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     shardings = [P("x", "y"), P(None, ("x", "y")), P()]
+    with jax.enable_x64(True):  # here, and not where it is restored
+        wide = [jnp.int64(2**40), jax.device_put(np.arange(8.0) / 3, jax.NamedSharding(mesh, P("x")))]
     state = {
         "sharded": [jax.device_put(values + i, jax.NamedSharding(mesh, spec)) for i, spec in enumerate(shardings)],
         "half": jnp.arange(3, dtype=jnp.bfloat16),
@@ -356,6 +472,7 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
         "empty": jnp.zeros((0, 2)),
         "numbers": (1, 2.5, True, np.int64(2**40), np.float32(0.1)),
         "weak": [jnp.asarray(2.0), jax.device_put(1j, jax.NamedSharding(mesh, P()))],
+        "wide": wide,
     }
     with colocated.journal(tmp_path) as journal:
         journal.commit(state)
@@ -389,6 +506,27 @@ def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_path(tmp_path, 
     )
     with colocated.journal(tmp_path) as journal, refused:
         journal.commit({"a": [1, leaf]})
+
+
+class Key:
+    """A key of a dict with no text of its own."""
+
+    def __init__(self, position):
+        self.position = position
+
+    def __lt__(self, other):
+        return self.position < other.position
+
+    def __repr__(self):
+        return "key"
+
+
+def test_leaves_of_one_path_are_refused(tmp_path):
+    with (
+        colocated.journal(tmp_path) as journal,
+        pytest.raises(ValueError, match=r"two leaves of the state have the path state\['a'\]\[key\]"),
+    ):
+        journal.commit({"a": {Key(1): 1, Key(2): 2}})
 
 
 def test_idempotency_keys_stay_and_differ(tmp_path):
