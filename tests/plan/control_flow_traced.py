@@ -88,7 +88,8 @@ class Traced:
             inner = self.run(step.steps, [*values, jnp.asarray(turn, jnp.int32), *carry])
             return tuple(inner[i] for i in step.carry)
 
-        upper = step.upper if step.traced is None else values[step.traced]
+        # A result that is weakly typed, and has 32 bits, is an argument later, maybe where numbers have 64.
+        upper = step.upper if step.traced is None else jnp.asarray(values[step.traced], jnp.int32)
         return [*lax.fori_loop(step.lower, upper, body, _start(values, step.init, step.anchor))]
 
     def _while(self, step, values):
