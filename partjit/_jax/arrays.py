@@ -24,6 +24,7 @@ from partjit._jax.types import Device, PyTree
 from partjit._jax.versions import RELEASE
 
 __all__ = [
+    "OF_64_BITS",
     "ArrayImpl",
     "PRNGKeyArray",
     "TypedComplex",
@@ -242,7 +243,7 @@ def numpy_putter(
     put = put_explicitly if is_explicit else _put
     if sharding.is_fully_replicated:
         count = len(devices)
-        if aval.dtype in _OF_64_BITS:
+        if aval.dtype in OF_64_BITS:
             return lambda value: put(aval, sharding, [value] * count, devices, committed)
 
         def put_everywhere(value: np.ndarray) -> jax.Array:
@@ -270,7 +271,7 @@ def put_explicitly(
 def _put(
     aval: ShapedArray, sharding: Sharding, values: Sequence[Any], devices: Sequence[Device], committed: bool
 ) -> jax.Array:
-    if aval.dtype in _OF_64_BITS and not config.enable_x64.value:
+    if aval.dtype in OF_64_BITS and not config.enable_x64.value:
         with config.enable_x64(True):  # or the values have 32 bits, whatever the type of the array says
             return xc.batched_device_put(aval, sharding, values, devices, committed)
     return xc.batched_device_put(aval, sharding, values, devices, committed)
@@ -283,7 +284,8 @@ def are_transfers_guarded() -> bool:
 
 
 _UNGUARDED = (None, guard_lib.TransferGuardLevel.ALLOW)
-_OF_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
+OF_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
+"""The types that are of half as many bits where `jax_enable_x64` is not set."""
 
 
 def item_of(array: jax.Array) -> Any:

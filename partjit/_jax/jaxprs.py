@@ -5,10 +5,22 @@ from typing import Any, cast
 
 from jax._src import effects
 from jax.core import AbstractValue, ShapedArray
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, primitives
+from jax.extend.core import (
+    ClosedJaxpr,
+    DebugInfo,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    jaxprs_in_params,
+    new_jaxpr_eqn,
+    primitives,
+)
 from jax.lax import optimization_barrier_p
 from jax.typing import ArrayLike
 
+from partjit._jax.arrays import OF_64_BITS
+from partjit._jax.caches import weakref_cache
 from partjit._jax.shardings import MaybeSharding
 
 Atom = Var | Literal
@@ -81,6 +93,15 @@ def called_jaxpr(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[ArrayLike]] | None:
         return None
     jaxpr = eqn.params[name]
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())  # that of `jax.checkpoint` is an open one
+
+
+@weakref_cache
+def has_types_of_64_bits(jaxpr: Jaxpr) -> bool:
+    """Whether a value of a jaxpr is of such a type, at any depth: also where `jax_enable_x64` is not set."""
+    made = [*jaxpr.constvars, *jaxpr.invars, *(var for eqn in jaxpr.eqns for var in eqn.outvars)]
+    return any(getattr(var.aval, "dtype", None) in OF_64_BITS for var in made) or any(
+        map(has_types_of_64_bits, [inner for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params)])
+    )
 
 
 def solving(eqn: JaxprEqn) -> JaxprEqn:

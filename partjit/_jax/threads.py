@@ -1,5 +1,6 @@
 """jax's settings of one thread, applied in another."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,11 @@ _Result = TypeVar("_Result")
 def has_64_bits() -> bool:
     """Whether `jax_enable_x64` is set here; the types of the public configuration do not have it."""
     return config.enable_x64.value
+
+
+def with_64_bits() -> contextlib.AbstractContextManager[object]:
+    """A context in which `jax_enable_x64` is set."""
+    return config.enable_x64(True)
 
 
 class ThreadSettings:

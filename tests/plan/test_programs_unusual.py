@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from partjit import P, colocated, pjit
@@ -246,3 +247,52 @@ def test_a_compiled_plan_compiles_nothing_when_it_is_called_elsewhere(mesh, comp
     count = len(compilations)
     np.testing.assert_allclose(compiled(v), 4 * v)
     assert len(compilations) == count
+
+
+def double(noted, pair):
+    noted(pair[0])
+    return pair[0] + pair[0], pair[1] * pair[0]
+
+
+KEEPING = {
+    "row": lambda noted, pair: double(noted, double(noted, pair)),
+    "fori": lambda noted, pair: lax.fori_loop(0, 2, lambda _, pair: double(noted, pair), pair),
+    "while": lambda noted, pair: lax.while_loop(lambda p: (p[1] < p[0]).all(), lambda p: double(noted, p), pair),
+    "cond": lambda noted, pair: lax.cond((pair[1] < pair[0]).all(), lambda: double(noted, pair), lambda: pair),
+    "scan": lambda noted, pair: lax.scan(lambda s, x: (s + double(noted, (s, x))[1], s), *pair),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # of jax, as it traces the function
+@pytest.mark.parametrize("options", [{}, {"uses_jax": False}], ids=["as it is", "no jax"])
+@pytest.mark.parametrize("way", KEEPING)
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.uint64])
+def test_types_of_64_bits_stay_where_they_are_not_enabled(way, dtype, options):
+    rendezvous.clear()
+    with jax.enable_x64(True):
+        pair = jnp.asarray(2**40, dtype), jnp.asarray([1, 2**35], dtype)
+
+    def note(x):
+        rendezvous.logs["64 bits"].append((x.dtype.name, x.item()))
+        return np.float32(np.asarray(x) / 2**40)
+
+    spec = jax.ShapeDtypeStruct((), np.float32)
+    noted = colocated_python(note, out_specs=spec, **options)
+
+    def program(call):
+        def run(*pair):
+            seen = []
+            made = KEEPING[way](lambda x: seen.append(call(x)), pair)
+            return made, seen[-1] if way == "row" else None
+
+        return run
+
+    made, seen = pjit(program(noted))(*pair)
+    expected, _ = jax.jit(program(lambda x: x))(*pair)
+    for result, value in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+        assert (result.dtype, result.tolist()) == (value.dtype, value.tolist())
+    colocated.wait()
+    names = {name for name, _ in rendezvous.logs["64 bits"]}
+    assert names == {np.dtype(dtype).name}
+    assert rendezvous.logs["64 bits"][0][1] == 2**40
+    assert seen is None or float(seen) == 2

@@ -3,6 +3,7 @@
 The plan is made and compiled once per jaxpr, shardings and mesh.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,9 @@ from jax.sharding import Mesh, Sharding
 from partjit._jax.arrays import device_put, is_of_one_process
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.dispatch import results_are_checked
+from partjit._jax.jaxprs import has_types_of_64_bits
 from partjit._jax.moves import resharded
+from partjit._jax.threads import with_64_bits
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import chooses_whether_to_call, given_to_calls_without_results, streams_of
 from partjit.colocated.ir.eager import DefaultSharding
@@ -82,7 +85,11 @@ def plan_of(
     on_devices: tuple[int, ...] = ()
     if not results_are_checked():  # for NaNs, which an argument may have
         on_devices = tuple(i for i in given_to_calls_without_results(jaxpr.jaxpr) if not is_host_value(args[i]))
-    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller, numbers, on_devices)
+    # Types of 64 bits may come from where they are enabled: what the plan adds to the program must not truncate them.
+    with with_64_bits() if has_types_of_64_bits(jaxpr.jaxpr) else contextlib.nullcontext():
+        return make_plan(
+            jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller, numbers, on_devices
+        )
 
 
 def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:
