@@ -296,3 +296,30 @@ def test_types_of_64_bits_stay_where_they_are_not_enabled(way, dtype, options):
     assert names == {np.dtype(dtype).name}
     assert rendezvous.logs["64 bits"][0][1] == 2**40
     assert seen is None or float(seen) == 2
+
+
+def in_branch(noted, pair):
+    return lax.cond(pair[0][0] > 1, lambda a, b: (noted(a), (a * b, a + b))[1], lambda a, b: (a - b, b + a), *pair)
+
+
+def in_iterations(noted, pair):
+    return lax.fori_loop(0, 2, lambda _, s: (noted(s[0]), (s[0] * pair[1], s[1] + pair[0]))[1], pair)
+
+
+@pytest.mark.parametrize("inner", [in_branch, in_iterations])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_a_branch_is_given_twice_is_donated_once(depth, inner):
+    noted = colocated_python(lambda x: None, out_specs_fn=lambda x: None, mode="inline")
+
+    def program(call):
+        def nested(depth, pair):
+            if depth == 0:
+                return inner(call, pair)
+            return lax.cond(pair[1][0] > 0, lambda *pair: nested(depth - 1, pair), lambda *pair: pair, *pair)
+
+        return lambda x: nested(depth, (y := x * 2, y))
+
+    for x in (np.arange(1, 4, dtype=np.float32), np.zeros(3, np.float32)):
+        made, expected = pjit(program(noted))(x), jax.jit(program(lambda x: None))(x)
+        for result, value in zip(made, expected, strict=True):
+            np.testing.assert_allclose(result, value)

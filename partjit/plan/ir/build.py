@@ -15,9 +15,20 @@ from partjit._jax.meshes import without_mesh
 from partjit._jax.sources import nested_source_info
 from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Equation, Forward, Loop, VarBlock, VarLoop, VarNode
+from partjit.plan.ir.nodes import (
+    Block,
+    Branch,
+    ColocatedCall,
+    Equation,
+    Forward,
+    Loop,
+    VarBlock,
+    VarBranch,
+    VarLoop,
+    VarNode,
+)
 from partjit.plan.ir.walk import variables, with_blocks
-from partjit.primitive import device_witness, sharding_constraint_p
+from partjit.primitive import device_witness, keep_where, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = [
@@ -53,7 +64,26 @@ def _replaced(node: VarNode, env: Mapping[Var, Atom], outputs: Sequence[Var]) ->
     inputs = [read(env, atom) for atom in node.inputs]
     if isinstance(node, Equation):
         return Equation(with_inputs(node.eqn, inputs).replace(outvars=[*outputs]))
-    return dataclasses.replace(node, inputs=tuple(inputs), outputs=tuple(outputs))
+    replaced = dataclasses.replace(node, inputs=tuple(inputs), outputs=tuple(outputs))
+    return _capturing_once(replaced) if isinstance(replaced, Loop | Branch) else replaced
+
+
+def _capturing_once(node: VarLoop | VarBranch) -> VarNode:
+    """A loop or branch of which no variable is captured twice, where it was captured as two."""
+    first: dict[Atom, int] = {}
+    places = [first.setdefault(atom, i) if isinstance(atom, Var) else i for i, atom in enumerate(node.captured)]
+    if places == [*range(len(places))]:
+        return node
+    kept = [place == i for i, place in enumerate(places)]
+
+    def block_of(block: VarBlock) -> VarBlock:
+        env: dict[Var, Atom] = {block.inputs[i]: block.inputs[place] for i, place in enumerate(places) if place != i}
+        inputs = (*keep_where(block.inputs[: len(places)], kept), *block.inputs[len(places) :])
+        return rebuilt(dataclasses.replace(block, inputs=inputs), [reading(inner, env) for inner in block.nodes], env)
+
+    around = (node.inputs[:1], ()) if isinstance(node, Branch) else ((), node.initial)
+    inputs = (*around[0], *keep_where(node.captured, kept), *around[1])
+    return with_blocks(node, map(block_of, node.blocks), inputs=inputs)
 
 
 def _fresh(var: Var) -> Var:
