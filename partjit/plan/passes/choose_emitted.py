@@ -25,6 +25,7 @@ from partjit.plan.ir.nodes import AnyNode, Branch, ColocatedCall, Equation, Loop
 from partjit.plan.ir.walk import blocks_of, is_host, variables, walk
 from partjit.plan.passes.cost import amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
+from partjit.plan.passes.in_place import updated_in_place
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -69,7 +70,7 @@ class Executables(NamedTuple):
         device_count: how many devices run them together.
         numbers: the arguments of the program whose numbers the host knows; none unless its executables run on devices
             of this process.
-        donated: the arguments of the program whose memory may be reused.
+        donated: the arguments of the program whose memory may be reused; in a block also what is written into it.
     """
 
     mesh: Mesh
@@ -127,6 +128,7 @@ def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
 
     if not executables.make_calls or not any(isinstance(node, Loop | Branch) for node in block.nodes):
         return block
+    executables = executables._replace(donated=updated_in_place(block, executables.donated))
     return dataclasses.replace(block, nodes=tuple(map(chosen, block.nodes)))
 
 
