@@ -41,6 +41,7 @@ __all__ = [
     "has_answered",
     "have_one_stream_per_object",
     "is_little_to_copy",
+    "nbytes",
 ]
 
 MOST_BYTES_WAITING = 64 * 2**20
@@ -141,7 +142,7 @@ def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Exe
         return False
     there = {*block.inputs, *block.consts, *variables(block.outputs)}
     own = {*variables(branch.captured)} - there
-    return _nbytes(type_of(var) for var in own) <= MOST_BYTES_COPIED
+    return nbytes(type_of(var) for var in own) <= MOST_BYTES_COPIED
 
 
 def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool:
@@ -217,7 +218,7 @@ def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> 
         and not options.run_ahead
         and callee.shards is None
         and all(is_laid_out_as_numpy(aval.dtype) for aval in avals)
-        and _nbytes(avals) <= MOST_BYTES_COPIED
+        and nbytes(avals) <= MOST_BYTES_COPIED
         and all(sharding is None or _is_on(sharding, executables.mesh) for sharding in shardings)
     )
 
@@ -246,7 +247,7 @@ def is_little_to_copy(avals: Iterable[Any], calls: int) -> bool:
         avals: the types.
         calls: how many are made, each of them counted for each of the devices.
     """
-    return _nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
+    return nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
 
 
 def _times(node: AnyNode) -> int:
@@ -257,10 +258,10 @@ def _times(node: AnyNode) -> int:
 
 def can_be_kept(avals: Iterable[Any]) -> bool:
     """Whether an executable may be given arrays of these types without reusing their memory."""
-    return _nbytes(avals) <= MOST_BYTES_KEPT
+    return nbytes(avals) <= MOST_BYTES_KEPT
 
 
-def _nbytes(avals: Iterable[Any]) -> int:
+def nbytes(avals: Iterable[Any]) -> int:
     """Bytes of arrays of these types, over all devices."""
     return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
@@ -268,7 +269,7 @@ def _nbytes(avals: Iterable[Any]) -> int:
 def _bytes_of_arguments(node: AnyNode) -> float:
     """What the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
-        return _nbytes(node.callee.in_avals)
+        return nbytes(node.callee.in_avals)
     return _times(node) * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 
