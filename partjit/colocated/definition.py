@@ -29,6 +29,7 @@ class HostFunction:
         lane: orders its calls in addition to their stream, if it is the method of an object.
         history: what its calls see of those made ahead, if it is the method of an object.
         shows_state: whether it is the method that returns the state of the object.
+        others_use_jax: whether other methods of the object may use jax.
         reference: how to rebuild the colocated function elsewhere if copying its callable is not enough: a function and
             its leading arguments; the callable and the options follow.
         examples: those of the batch that it is called with; None if it gets the arguments as they are.
@@ -41,6 +42,7 @@ class HostFunction:
     lane: Lane | None = None
     history: History | None = None
     shows_state: bool = False
+    others_use_jax: bool = False
     reference: tuple[Callable[..., object], tuple[object, ...]] | None = None
     examples: Examples | None = None
 

@@ -173,14 +173,22 @@ def _call_in_place_of_all(calls: Sequence[EmittedCall], lanes: Sequence[Lane], b
     return first.in_place_of_all(calls[0].site, lanes, body, others)
 
 
-def _run_in_place_of_all(calls: Sequence[EmittedCall], body: Callable[[], Sequence[jax.Array]]) -> Sequence[jax.Array]:
-    """Runs a function in this thread, in the place of all calls of an executable, which are on one stream."""
+def _run_in_place_of_all(
+    calls: Sequence[EmittedCall], body: Callable[[Call | None], Sequence[jax.Array]]
+) -> Sequence[jax.Array]:
+    """Runs a function in this thread, in the place of all calls of an executable, which are on one stream.
+
+    It gets the call in their place, or None if they are a part of another one, or nobody else makes calls there.
+    """
     lanes, stream = _lanes(calls), calls[0].specialization.own_stream()
     # No other thread can submit a call to a private stream in between.
     if len(lanes) == 1 and not stream.calls and stream.is_private:
-        return body()
+        return body(None)
     free = [*scheduler.not_entered(lanes)]
-    return scheduler.run_here(_call_in_place_of_all(calls, free, body)) if free else body()
+    if not free:
+        return body(None)
+    call = _call_in_place_of_all(calls, free, lambda: body(call))
+    return scheduler.run_here(call)
 
 
 def run_gathering(
@@ -251,9 +259,9 @@ def run_answering(
     """
     _prepare(calls)
 
-    def body() -> Sequence[jax.Array]:
+    def body(place: Call | None) -> Sequence[jax.Array]:
         number = numbers.take()
-        with Answering(calls, number.value) as execution:
+        with Answering(calls, number.value, place) as execution:
             try:
                 made, *results = dispatch(number.array, *args)
                 made.block_until_ready()
@@ -300,7 +308,7 @@ def _run_beside_devices(
     """Dispatches an executable whose calls threads of the devices run, and waits for its end."""
     execution = _execution(calls, gathered, number, Caller(calls[0].specialization.own_stream()))
 
-    def body() -> Sequence[jax.Array]:
+    def body(_: Call | None) -> Sequence[jax.Array]:
         results = _dispatched(execution, dispatch, number, args)
         execution.join()
         if execution.is_complete:

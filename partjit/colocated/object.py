@@ -83,6 +83,7 @@ class _Method(Colocated):
             instance.lane,
             instance.history,
             instance.shows_state(self._name),
+            instance.uses_jax,
             reference,
         )
         return ColocatedFunction(self._fun, function, self.options, self._derivatives)
@@ -283,12 +284,10 @@ def _handle_class(cls: type, concurrent: bool, state: tuple[str, str] | None, op
             f"{cls.__name__} is, or inherits from, a colocated class: derive it from the plain class instead"
         )
 
-    is_isolated = options.isolate is not None
-
     # A class of `__main__` is pickled with the functions and globals that it uses: this one uses nothing of a process.
     @functools.wraps(cls.__init__)
     def __init__(self: _Handle, *args: object, **kwargs: object) -> None:
-        _construct(self, cls, args, kwargs, concurrent, state, is_isolated)
+        _construct(self, cls, args, kwargs, concurrent, state, options)
 
     members = {
         name: _Method(name, member, options)
@@ -306,12 +305,13 @@ def _construct(
     kwargs: dict[str, object],
     concurrent: bool,
     state: tuple[str, str] | None,
-    is_isolated: bool,
+    options: Options,
 ) -> None:
     problem = misfit(cls.__name__, constructor_signature_of(cls), args, kwargs)
     if problem is not None:  # which would be raised by the first call of a method
         raise TypeError(problem)
-    handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state, is_isolated)
+    is_isolated, uses_jax = options.isolate is not None, options.uses_jax is not False
+    handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state, is_isolated, uses_jax=uses_jax)
     handle._colocated_methods = {}
     _handles[handle._colocated_instance.number] = handle
 

@@ -40,6 +40,7 @@ class OnThread:
     Attributes:
         name: the name of the function.
         lane, history: those of its object, if it is a method of one.
+        uses_jax: whether the function may use jax.
 
     Args:
         target: the function.
@@ -47,7 +48,7 @@ class OnThread:
         cheapness: hears how long calls took; None if nobody wants to know.
     """
 
-    __slots__ = ("_cheapness", "_is_flat", "_target", "_tree", "history", "lane", "name")
+    __slots__ = ("_cheapness", "_is_flat", "_target", "_tree", "history", "lane", "name", "uses_jax")
 
     def __init__(
         self,
@@ -57,10 +58,13 @@ class OnThread:
         cheapness: Cheapness | None,
         lane: Lane | None,
         history: History | None,
+        *,
+        uses_jax: bool,
     ) -> None:
         self.name = name
         self.lane = lane
         self.history = history
+        self.uses_jax = uses_jax
         self._target = target
         self._tree = tree
         self._cheapness = cheapness
@@ -90,6 +94,8 @@ class OnThread:
             settings.run, context.run, self._run_observed, takes, stream, out_specs, target, record
         )
         call = Call(self.name, site, stream, lanes, body)
+        if not self.uses_jax:
+            call.needed = takes
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)

@@ -148,7 +148,13 @@ class PreparedFunction:
             may_run_here = self._mode == "auto" and self._stream is None
             cheapness = self._cheapness if may_run_here else None
             self._on_thread = OnThread(
-                self._name, self._target, self.in_specs.tree, cheapness, self._lane, self._history
+                self._name,
+                self._target,
+                self.in_specs.tree,
+                cheapness,
+                self._lane,
+                self._history,
+                uses_jax=options.uses_jax is not False,
             )
         elif self.out_specs is None:
             raise ValueError(

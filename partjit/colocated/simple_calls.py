@@ -80,6 +80,8 @@ class _SimpleCall(Call):
         self.settings, self.context = _settings_here(), _copy_context()
         self.on_thread = on_thread
         self.takes = takes
+        if not on_thread.uses_jax:
+            self.needed = takes
         self.out_specs = out_specs
         self.crossed: Sequence[Made] = ()
         if on_thread.history is not None:

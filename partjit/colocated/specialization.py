@@ -265,7 +265,12 @@ class Specialization(PreparedFunction):
             return result
 
         observe = observe_call(self._name, stream)
-        return scheduler.run_here(self._call(site, stream, lanes, body)) if lanes else body()
+        if not lanes:
+            return body()
+        call = self._call(site, stream, lanes, body)
+        if self._options.uses_jax is False:
+            call.needed = leaves
+        return scheduler.run_here(call)
 
     def _run_if_free(self, body: Callable[[], PyTree], lanes: Sequence[Lane], stream: Stream) -> PyTree:
         call = Call(self._name, call_site(), stream, lanes, body)

@@ -53,7 +53,12 @@ __all__ = ["make_plan", "structured"]
 
 
 def structured(
-    jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None, executables: Executables | None = None
+    jaxpr: ClosedJaxpr,
+    mesh: Mesh,
+    caller: Stream | None = None,
+    executables: Executables | None = None,
+    *,
+    carried: slice | None = None,
 ) -> VarBlock:
     """The program of a closed jaxpr, with its calls, loops and branches as nodes.
 
@@ -62,6 +67,7 @@ def structured(
         mesh: the mesh of the program, maybe empty.
         caller: the stream of the caller, if the program names it as well, so that both are one order.
         executables: what its executables can do; None if no call is to be a part of them.
+        carried: if it is an iteration, which of its arguments are carried: if the host drives it, it may reuse these.
 
     Raises:
         ValueError: a call is where the host cannot make it.
@@ -71,6 +77,9 @@ def structured(
     def inlined(inner: ClosedJaxpr) -> VarBlock:
         return merge(prune(inline(Block.of_jaxpr(inner), caller)))
 
+    block: VarBlock = Block.of_jaxpr(jaxpr)
+    if executables is not None and carried is not None:
+        executables = executables._replace(donated=frozenset(block.inputs[carried]))
     passes: list[tuple[Callable[[VarBlock], VarBlock], str]] = [
         (partial(inline, caller=caller), "inlined"),
         (prune, "inlined"),
@@ -97,7 +106,6 @@ def structured(
         (prune, "structured"),
         (own_initial_values, "structured"),
     ]
-    block: VarBlock = Block.of_jaxpr(jaxpr)
     pruned = None
     for apply, stage in passes:
         if apply is not prune or block is not pruned:  # most programs have nothing that the passes in between change

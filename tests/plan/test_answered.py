@@ -553,6 +553,80 @@ def test_what_is_donated_is_updated_in_place_unless_it_is_copied_sooner_than_cal
         assert given[0].is_deleted() == donates
 
 
+def written(state, x):
+    return lax.dynamic_update_slice(state, x[None], (1, 0))
+
+
+BEFORE = {
+    "an update": written,
+    "two updates": lambda state, x: written(state, x).at[2].set(x),
+    "a nested function": jax.jit(written),
+    "a loop": lambda state, x: lax.fori_loop(0, 4, lambda i, state: state.at[i].set(x), state),
+    "a branch": lambda state, x: lax.cond(x[1] > 0, written, lambda state, x: state, state, x),
+}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_loop_that_starts_from_an_updated_array_updates_it_in_place_as_well(before, devices):
+    """Only an array that is donated and updated: another one that the program makes is the executable's own."""
+    call = of_numpy(lambda x: x[::-1])
+    mesh = partjit.Mesh(np.array(jax.devices()[:devices]), "x")
+
+    def step(i, state):
+        state, x = state
+        return state.at[i].set(x), call(jnp.sin(x)) * 2
+
+    def program(state, x):
+        return lax.fori_loop(0, 10, step, (BEFORE[before](state, x), x))
+
+    def given():
+        return jnp.ones((2**8 * devices, 2**10)), jnp.arange(2.0**10)
+
+    with mesh:
+        expected = pjit(program, in_shardings=None, out_shardings=None)(*given())
+        for donates in (False, True):
+            made = pjit(program, in_shardings=None, out_shardings=None, donate_argnums=0 if donates else ())
+            assert any(call.is_answered for call in made.plan(*given()).calls) == (not donates)
+            for _ in range(2):
+                jax.tree.map(np.testing.assert_array_equal, made(*given()), expected)
+        new = pjit(lambda state, x: program(state * 2, x), in_shardings=None, out_shardings=None, donate_argnums=0)
+        assert any(call.is_answered for call in new.plan(*given()).calls)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_loop_in_a_loop_of_the_host_copies_nothing_that_the_other_one_carries(times, is_counted, devices):
+    """If copying it takes longer than all calls save, and otherwise both are one executable, which copies it once."""
+    call = of_numpy(lambda x: x[::-1])
+    mesh = partjit.Mesh(np.array(jax.devices()[:devices]), "x")
+
+    def step(i, state):
+        state, x = state
+        return state.at[i].set(x + state[i]), call(jnp.sin(x)) * 2
+
+    def outer(i, state):
+        return lax.fori_loop(0, 10, step, state)
+
+    def program(state, x):
+        if is_counted:
+            return lax.fori_loop(0, 3, outer, (state, x))
+        state, _ = lax.while_loop(lambda s: s[1] < 3, lambda s: (outer(0, s[0]), s[1] + 1), ((state, x), 0))
+        return state
+
+    def given():
+        return jnp.ones((2**4 * 30 * devices * times, 2**10)), jnp.arange(2.0**10)
+
+    with mesh:
+        expected = pjit(program, in_shardings=None, out_shardings=None)(*given())
+        made = pjit(program, in_shardings=None, out_shardings=None, donate_argnums=0)
+        # A loop without a known end counts as one of a thousand iterations.
+        assert any(call.is_answered for call in made.plan(*given()).calls) == (times == 1 or not is_counted)
+        for _ in range(2):
+            jax.tree.map(np.testing.assert_array_equal, made(*given()), expected)
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_donated_array_beside_a_loop_is_updated_in_place_unless_it_is_copied_sooner(times):
     call = of_numpy(lambda x: x / 2)

@@ -1,6 +1,5 @@
 """Executables that make calls of several objects: each has its state, its order, and one call at a time."""
 
-import threading
 import time
 
 import jax
@@ -116,30 +115,6 @@ def test_loggers_that_are_two_objects_are_called_by_one_executable():
     assert is_one_executable(program.plan(jnp.float32(0)))
     assert float(program(jnp.float32(0))) == 5
     assert [float(total.position()) for total in totals] == [10, 20]
-
-
-def test_a_loop_that_another_thread_may_end_leaves_its_objects_to_it():
-    """Where it cannot end before: an executable has them until its own end."""
-
-    @colocated_python_class(uses_jax=False, devices=jax.devices()[0])
-    class Flag:
-        def __init__(self):
-            self.is_up = False
-
-        def is_down(self):
-            return not self.is_up
-
-        def raise_it(self) -> None:
-            self.is_up = True
-
-    flag, total = Flag(), TOTALS()
-    is_down = flag.is_down.specialize(out_specs=jax.ShapeDtypeStruct((), jnp.bool_))
-    program = pjit(lambda x: lax.while_loop(lambda _: is_down(), total.add, x))
-    assert not is_one_executable(program.plan(jnp.float32(0)))
-    timer = threading.Timer(0.1, flag.raise_it)
-    timer.start()
-    program(jnp.float32(0))
-    timer.join()
 
 
 def test_a_program_in_a_call_on_its_stream_has_its_object_for_itself():

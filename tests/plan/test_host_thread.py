@@ -110,6 +110,15 @@ def test_it_is_for_small_work_on_one_cpu_that_the_host_waits_for(mesh):
         assert not pjit(step(of_jax()), in_shardings=P("x")).plan(x).in_host_thread
 
 
+def test_a_product_of_a_small_layer_is_small_work():
+    """65 536 operations take some microseconds, and to hand them over takes tens of these."""
+    x = jnp.ones((32, 32))
+    assert pjit(step(of_jax())).plan(x).in_host_thread
+    assert pjit(lambda x: of_jax()(x @ x)).plan(x).makes_brief_calls
+    large = jax.ShapeDtypeStruct((512, 512), np.float32)
+    assert not pjit(lambda x: of_jax()(x @ x)).trace(large).plan.makes_brief_calls
+
+
 def test_every_executable_and_call_is_in_the_calling_thread():
     where = of_jax(lambda x: (rendezvous.logs["threads"].append(threading.get_ident()), halved(x))[1])
     program = pjit(loop(where))

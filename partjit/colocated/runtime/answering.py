@@ -15,8 +15,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from partjit._jax.types import PyTree
+from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.device_threads import keep_state
+from partjit.colocated.runtime.giving_way import give_way
 
 __all__ = ["Answered", "Answering", "answer"]
 
@@ -72,15 +74,18 @@ class Answering:
     Args:
         calls: the calls of the executable.
         number: what that gets to know the execution by.
+        place: the call that they are in the place of, if others may come in between.
 
     Attributes:
         failure: the position of the call that ended it among those of the executable, and its exception.
     """
 
-    def __init__(self, calls: Sequence[Answered], number: int) -> None:
+    def __init__(self, calls: Sequence[Answered], number: int, place: Call | None) -> None:
         self.failure: tuple[int, BaseException] | None = None
         self._calls = calls
         self._number = number
+        self._place = place
+        self._queues = [] if place is None else [lane.calls for lane in place.lanes]
         self._caller = Caller()
         self._meetings: dict[int, _Meeting] = {}
 
@@ -118,10 +123,18 @@ class Answering:
         try:
             if self.failure is not None:
                 raise _failed_before()
+            self._give_way()
             return self._caller.run(self._calls[which].answer_one, arrays, numbers + _NEXT)
         except BaseException as error:
             self._fail(which, error)
             raise
+
+    def _give_way(self) -> None:
+        """Lets calls of other threads run that wait for this execution: this is between two of its calls."""
+        for calls in self._queues:
+            if len(calls) > 1:
+                self._caller.run(give_way, self._place)
+                break
 
     def _fail(self, which: int, error: BaseException) -> None:
         if self.failure is None:
@@ -132,6 +145,7 @@ class Answering:
     ) -> Sequence[Sequence[PyTree]]:
         if self.failure is not None:
             raise _failed_before()
+        self._give_way()
         return self._caller.run(call.answer, found, numbers + _NEXT)
 
     def _meet(

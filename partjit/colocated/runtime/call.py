@@ -86,6 +86,7 @@ class Call(Flag):
         is_brief: whether a thread that waits for it had better run it itself, and others need not hurry to.
         may_overtake: whether it goes before calls that can only run when the one has ended that makes it.
         keeps_place: whether no call may come in between it and those before and behind it.
+        needed: if its function does not use jax, what it waits for: the flat arguments, or what returns them.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
         number: those made later have larger ones.
         root: that of the outermost call that it is part of.
@@ -103,6 +104,7 @@ class Call(Flag):
         "lanes",
         "may_overtake",
         "name",
+        "needed",
         "number",
         "receivers",
         "root",
@@ -131,6 +133,7 @@ class Call(Flag):
         self.body: Callable[[], PyTree] | None = None
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
+        self.needed: Sequence[object] | None = None
         self.turn: Flag | None = None
         self.is_brief = self.may_overtake = self.keeps_place = False
         self.waits: Sequence[Wait] = ()

@@ -153,6 +153,7 @@ class History:
             if not shows_state:
                 return body()
             self._shown = next((made for made in crossed if made.saved is not _NOTHING), None)
+            call.keeps_place = self._shown is not None  # what comes in between could change what is shown
             try:
                 return body()
             finally:

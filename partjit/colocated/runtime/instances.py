@@ -34,6 +34,7 @@ class Instance:
         lane: orders its calls; None if they may overlap.
         history: what its calls see of those made ahead; None if they may overlap.
         cls, name: the class, and its name.
+        uses_jax: whether its methods may use jax.
         number: its id, which no object of another process has.
         error: what the constructor raised, if it did.
     """
@@ -46,6 +47,8 @@ class Instance:
         concurrent: bool,
         state: tuple[str, str] | None,
         is_isolated: bool,
+        *,
+        uses_jax: bool,
     ) -> None:
         self.lane = None if concurrent else Lane()
         self.history = None if concurrent else History(*map(self._hook, state or ()))
@@ -53,6 +56,7 @@ class Instance:
         self.name = cls.__name__
         self.number = uuid.uuid4().int
         self.cls = cls
+        self.uses_jax = uses_jax
         args, kwargs = _as_they_are((args, kwargs), {})
         self._recipe: Callable[[], object] | None = functools.partial(cls, *args, **kwargs)  # until it has run
         self._is_isolated = is_isolated

@@ -24,6 +24,7 @@ __all__ = [
     "forget_after_fork",
     "has_later_before",
     "is_first",
+    "let_ahead",
     "make_way",
     "order",
     "pass_on",
@@ -198,6 +199,30 @@ def _put_later_behind(call: Call) -> None:
 def _later(call: Call, lane: Lane) -> Sequence[Call]:
     """The calls before one in a lane that come after it by the order of their stream."""
     return () if lane is call.stream else _by_stream(call, calls_before(call, lane))[1]
+
+
+def let_ahead(other: Call, call: Call) -> bool:
+    """Has another call go right before one that is first in all of its lanes; returns whether.
+
+    That is so if it is behind that one or first, in each of its own, and may leave those behind it.
+    """
+    return order.run(_let_ahead, other, call)
+
+
+def _let_ahead(other: Call, call: Call) -> bool:
+    shared = [lane.calls for lane in other.lanes if lane in call.lanes]
+    elsewhere = [lane.calls for lane in other.lanes if lane not in call.lanes]
+    if other.keeps_place or call.keeps_place or any(not calls or calls[0] is not other for calls in elsewhere):
+        return False
+    if any(len(calls) < 2 or calls[0] is not call or calls[1] is not other for calls in shared):
+        return False
+    # C moves the call in all of them: nothing is added or removed in between, and no interrupt comes.
+    any(itertools.starmap(operator.call, [step for calls in shared for step in _to_second(call, calls)]))
+    return True
+
+
+def _to_second(call: Call, calls: collections.deque[Call]) -> Sequence[tuple[Callable[..., None], *tuple[object, ...]]]:
+    return (calls.remove, call), (calls.insert, 1, call)
 
 
 def make_way(target: Call, makers: Sequence[Call]) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "run_if_free",
     "run_in_lanes",
     "run_unreceived",
+    "start",
     "submit",
 ]
 
@@ -96,7 +97,7 @@ def _make_way(target: Call, makers: Sequence[Call]) -> None:
 def _start_first() -> None:
     for call in lanes.unfinished():
         if lanes.is_first(call) and (call.claimant is None or call.turn is not None):
-            _start(call)
+            start(call)
 
 
 # Submission
@@ -226,7 +227,7 @@ def _run_if_free(call: Call, presence: Presence) -> Any:
     finally:
         call.body = None
         for follower in lanes.end(call):
-            _start(follower)
+            start(follower)
         presence.leave()
 
 
@@ -271,10 +272,10 @@ class _Driver(Waiter):
             if call.claimant is self:
                 _leave(call)
             elif call.claimant is None:
-                _start(call)
+                start(call)
         first = None if self.lane is None else soon.end_wait(self)
         if first is not None:
-            _start(first)
+            start(first)
 
 
 def _driving(call: Call) -> Callable[[], None]:
@@ -320,13 +321,13 @@ def _start_soon(call: Call) -> None:
     if call.is_brief and call.turn is None:
         brief.start_soon(call, _start_unless_run)
     else:
-        _start(call)
+        start(call)
 
 
 def _start_unless_run(call: Call) -> None:
     """Starts a call that nobody has waited for, if it is its turn."""
     if call.claimant is None and lanes.is_first(call):
-        _start(call)
+        start(call)
 
 
 def _take_over(driver: _Driver, call: Call, following: list[Call]) -> Call | None:
@@ -337,7 +338,7 @@ def _take_over(driver: _Driver, call: Call, following: list[Call]) -> Call | Non
             own = follower
             driver.calls = (call, own)
         else:
-            _start(follower)
+            start(follower)
     return own
 
 
@@ -365,10 +366,10 @@ def _give_up(call: Call, error: BaseException | None) -> None:
 def _leave(call: Call) -> None:
     """Removes a call from its lanes and starts those that are first now. Idempotent."""
     for follower in lanes.end(call):
-        _start(follower)
+        start(follower)
 
 
-def _start(call: Call) -> None:
+def start(call: Call) -> None:
     """Starts a call that is first in its lanes. Idempotent."""
     if call.turn is not None:
         call.turn.set()

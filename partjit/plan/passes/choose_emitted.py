@@ -25,6 +25,7 @@ from partjit.plan.ir.nodes import AnyNode, Branch, ColocatedCall, Equation, Loop
 from partjit.plan.ir.walk import blocks_of, is_host, variables, walk
 from partjit.plan.passes.cost import amortizes_leaving, cost_of
 from partjit.plan.passes.from_numbers import Numbers, operations_on_numbers
+from partjit.plan.passes.in_place import updated_in_place
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -40,6 +41,7 @@ __all__ = [
     "has_answered",
     "have_one_stream_per_object",
     "is_little_to_copy",
+    "nbytes",
 ]
 
 MOST_BYTES_WAITING = 64 * 2**20
@@ -69,7 +71,7 @@ class Executables(NamedTuple):
         device_count: how many devices run them together.
         numbers: the arguments of the program whose numbers the host knows; none unless its executables run on devices
             of this process.
-        donated: the arguments of the program whose memory may be reused.
+        donated: the arguments of the program whose memory may be reused; in a block also what is written into it.
     """
 
     mesh: Mesh
@@ -127,6 +129,7 @@ def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
 
     if not executables.make_calls or not any(isinstance(node, Loop | Branch) for node in block.nodes):
         return block
+    executables = executables._replace(donated=updated_in_place(block, executables.donated))
     return dataclasses.replace(block, nodes=tuple(map(chosen, block.nodes)))
 
 
@@ -139,7 +142,7 @@ def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Exe
         return False
     there = {*block.inputs, *block.consts, *variables(block.outputs)}
     own = {*variables(branch.captured)} - there
-    return _nbytes(type_of(var) for var in own) <= MOST_BYTES_COPIED
+    return nbytes(type_of(var) for var in own) <= MOST_BYTES_COPIED
 
 
 def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool:
@@ -152,7 +155,7 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
     if has_answered(node):
         return (
             len({call.stream for call in calls}) == 1
-            and (_is_bounded(inside) or len({call.callee.definition.function.lane for call in calls} - {None}) <= 1)
+            and (_is_bounded(inside) or _can_be_ended(calls))
             and all(can_be_answered(call, executables) for call in calls)
             and can_be_kept(atom.aval for atom in node.inputs)
             and _copies_little(node, executables)
@@ -162,8 +165,14 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
 
 
 def _is_bounded(nodes: Iterable[AnyNode]) -> bool:
-    """Whether loops have an end of their own: others may wait for a call by which another thread ends them."""
+    """Whether loops have an end of their own."""
     return all(node.trip_count is not None for node in nodes if isinstance(node, Loop))
+
+
+def _can_be_ended(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
+    """Whether another thread's call of one of several objects comes in between these, as it may be what ends a loop."""
+    methods = {function.lane: function for call in calls if (function := call.callee.definition.function).lane}
+    return len(methods) <= 1 or not any(method.others_use_jax for method in methods.values())
 
 
 def have_one_stream_per_object(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
@@ -209,7 +218,7 @@ def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> 
         and not options.run_ahead
         and callee.shards is None
         and all(is_laid_out_as_numpy(aval.dtype) for aval in avals)
-        and _nbytes(avals) <= MOST_BYTES_COPIED
+        and nbytes(avals) <= MOST_BYTES_COPIED
         and all(sharding is None or _is_on(sharding, executables.mesh) for sharding in shardings)
     )
 
@@ -238,7 +247,7 @@ def is_little_to_copy(avals: Iterable[Any], calls: int) -> bool:
         avals: the types.
         calls: how many are made, each of them counted for each of the devices.
     """
-    return _nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
+    return nbytes(avals) <= _BYTES_COPIED_IN_A_CALL * calls
 
 
 def _times(node: AnyNode) -> int:
@@ -249,10 +258,10 @@ def _times(node: AnyNode) -> int:
 
 def can_be_kept(avals: Iterable[Any]) -> bool:
     """Whether an executable may be given arrays of these types without reusing their memory."""
-    return _nbytes(avals) <= MOST_BYTES_KEPT
+    return nbytes(avals) <= MOST_BYTES_KEPT
 
 
-def _nbytes(avals: Iterable[Any]) -> int:
+def nbytes(avals: Iterable[Any]) -> int:
     """Bytes of arrays of these types, over all devices."""
     return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
@@ -260,7 +269,7 @@ def _nbytes(avals: Iterable[Any]) -> int:
 def _bytes_of_arguments(node: AnyNode) -> float:
     """What the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
-        return _nbytes(node.callee.in_avals)
+        return nbytes(node.callee.in_avals)
     return _times(node) * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 

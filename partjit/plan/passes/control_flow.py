@@ -12,7 +12,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 from jax.ref import AbstractRef
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -34,13 +34,14 @@ __all__ = ["control_flow"]
 T = TypeVar("T")
 
 
-def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[[ClosedJaxpr], VarBlock]) -> VarBlock:
+def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[..., VarBlock]) -> VarBlock:
     """Makes nodes of the loops and branches with calls in them.
 
     Args:
         block: a block.
         mesh: that of the program, maybe empty.
-        structured: what all passes up to this one, and those that follow it, make of a closed jaxpr.
+        structured: what all passes up to this one, and those that follow it, make of a closed jaxpr; `carried` says
+            which of its arguments an iteration carries.
     """
 
     def expand(out: Builder, used: Sequence[bool]) -> dict[Var, Atom]:
@@ -48,9 +49,12 @@ def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[[ClosedJaxpr]
         if any(isinstance(type_of(atom), AbstractRef) for atom in out.like.invars):
             return with_values(out)
         if kind == "scan":
-            return _scan(structured(params["jaxpr"]), used, mesh, out)
+            num_consts, num_carry = scan_counts(out.like)
+            body = structured(params["jaxpr"], carried=slice(num_consts, num_consts + num_carry))
+            return _scan(body, used, mesh, out)
         if kind == "while":
-            return _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
+            body = structured(params["body_jaxpr"], carried=slice(params["body_nconsts"], None))
+            return _while(structured(params["cond_jaxpr"]), body, used, out)
         return _branch([structured(branch) for branch in params["branches"]], out)
 
     def with_values(out: Builder) -> dict[Var, Atom]:

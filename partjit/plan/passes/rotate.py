@@ -10,7 +10,7 @@ its pieces once more.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 from jax.extend.core import jaxpr_as_fun
@@ -19,12 +19,17 @@ from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit.plan.ir.build import Builder, jaxpr_of, with_loops
 from partjit.plan.ir.nodes import Block, VarBlock, VarLoop
 from partjit.plan.ir.walk import variables
+from partjit.plan.passes.choose_emitted import nbytes
 from partjit.plan.passes.cost import amortizes_a_dispatch
 from partjit.plan.passes.counting import carrying, counted
 from partjit.plan.passes.cut import head_of
+from partjit.plan.passes.in_place import updated_in_place
 from partjit.plan.passes.run_to_calls import runs_from_calls
 
 __all__ = ["rotate"]
+
+_BYTES_COPIED_IN_A_DISPATCH = 2**18
+"""What is copied in about the time that it takes to dispatch one more executable in an iteration."""
 
 
 def rotate(block: VarBlock) -> VarBlock:
@@ -35,8 +40,9 @@ def rotate(block: VarBlock) -> VarBlock:
 def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
     if loop.on_devices:
         return loop
-    head, cost = head_of(loop.block.nodes, of_all=runs_from_calls(loop.block))
-    if not head:
+    runs_on = runs_from_calls(loop.block)
+    head, cost = head_of(loop.block.nodes, of_all=runs_on)
+    if not head or (not runs_on and _copies_much(loop, head)):
         return loop
     is_expensive = amortizes_a_dispatch(cost)
     if is_expensive and loop.trip_count is not None and loop.counter is None:
@@ -63,6 +69,17 @@ def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
     inputs = (*block.inputs, *crossing)
     block = Block(inputs, (*rest, *after.nodes), (*block.outputs, *following), after.consts)
     return carrying(dataclasses.replace(loop, block=block), initial, arrived)
+
+
+def _copies_much(loop: VarLoop, head: Collection[int]) -> bool:
+    """Whether a head writes into what is carried, and more is copied than a dispatch is worth.
+
+    What the last iteration has carried is the result of the loop, also when one more head has been computed.
+    """
+    nodes = loop.block.nodes
+    program = dataclasses.replace(loop.block, nodes=tuple(node for k, node in enumerate(nodes) if k in head))
+    written = updated_in_place(program, loop.carried) - {*loop.carried}
+    return nbytes(map(type_of, written)) > _BYTES_COPIED_IN_A_DISPATCH
 
 
 def _if(predicate: Atom | None, program: VarBlock, atoms: Sequence[Atom], out: Builder) -> list[Atom]:
