@@ -6,6 +6,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -16,7 +17,7 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import are_positional
 from partjit.colocated.cheapness import Cheapness
 from partjit.colocated.journaling.entries import Ahead, Entry
-from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.host_values import is_new
@@ -24,6 +25,7 @@ from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Taken, borrowed, distinct, given_back
+from partjit.colocated.runtime.returned_numbers import returned_number
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.streams import Stream, inside
 
@@ -100,7 +102,7 @@ class OnThread:
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)
 
-    def run(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs) -> Sequence[jax.Array]:
+    def run(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs) -> Sequence[Any]:
         """Runs a call that nobody observes or records, in its thread and context; arguments as of `prepared`."""
         inside(stream)
         arrays = borrowed(takes)
@@ -117,12 +119,12 @@ class OnThread:
         out_specs: OutSpecs,
         target: Callable[..., PyTree],
         record: Entry | Ahead | None,
-    ) -> Sequence[jax.Array]:
+    ) -> Sequence[Any]:
         inside(stream)
         arrays = borrowed(takes)
         try:
             if record is None:
-                results = self._results(arrays, out_specs, target)
+                results = self._results(arrays, out_specs, target, is_for_waiter=current_calls()[-1].is_brief)
             else:
                 with record:
                     results = self._results(arrays, out_specs, target)
@@ -133,8 +135,13 @@ class OnThread:
             arrays.clear()
 
     def _results(
-        self, arrays: Sequence[jax.Array], out_specs: OutSpecs, target: Callable[..., PyTree]
-    ) -> list[jax.Array]:
+        self,
+        arrays: Sequence[jax.Array],
+        out_specs: OutSpecs,
+        target: Callable[..., PyTree],
+        *,
+        is_for_waiter: bool = False,
+    ) -> list[Any]:
         if is_profiled():
             target = functools.partial(_profiled, self.name, target)
         if self._cheapness is not None:
@@ -144,6 +151,9 @@ class OnThread:
         else:
             args, kwargs = self._tree.unflatten(arrays)
             returned = [target(*args, **kwargs)]
+        number = returned_number(out_specs, returned, self.name) if is_for_waiter else None
+        if number is not None:
+            return [number]
         is_made_here = is_new(returned[0])
         results = out_specs.fit_flat(returned, self.name)
         if is_made_here:

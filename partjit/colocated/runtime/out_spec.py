@@ -66,6 +66,11 @@ class OutSpec:
         self._is_simple = committed and sharding.is_fully_addressable
         self._putter: Callable[[np.ndarray], jax.Array] | None = None
 
+    def is_number_here(self) -> bool:
+        """Whether it is a number as Python has them, on devices of this process, which nothing but a `put` needs."""
+        is_number = self.scalar_type is not None and self.dtype.kind in "biuf"
+        return is_number and self.sharding.is_fully_addressable and not self.is_left_to_dispatch
+
     def is_large(self) -> bool:
         """Whether a NumPy array of this type is taken without a copy, if nobody else refers to it."""
         return isinstance(self.dtype, np.dtype) and self.aval.size * self.dtype.itemsize >= LARGE

@@ -38,6 +38,7 @@ class OutSpecs:
         tree: their structure.
         leaves: an OutSpec for each.
         is_leaf: whether the result is one array.
+        is_number: whether it is one number, which Python's represent, on devices of this process.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class OutSpecs:
         "_seen",
         "_seen_elsewhere",
         "is_leaf",
+        "is_number",
         "leaves",
         "tree",
     )
@@ -70,6 +72,7 @@ class OutSpecs:
         self._kinds_of_numbers = [(spec.scalar_type or np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
         self._is_none = tree == jax.tree.structure(None)
         self._scalar_type = self.leaves[0].scalar_type if self.is_leaf else None
+        self.is_number = self.is_leaf and self.leaves[0].is_number_here()
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
         self._glance = type_sharding_and_commitment if on_one else type_and_sharding

@@ -288,6 +288,7 @@ class PendingArray(jax.Array):
         return array
 
     def _number(self) -> bool | int | float | None:
+        self._join()
         on_demand = self._on_demand
         return None if on_demand is None else on_demand.number
 

@@ -8,6 +8,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.jaxprs import type_of
 from partjit.colocated.devices import colocated_sharding
+from partjit.plan.ir.aliases import other_names
 from partjit.plan.ir.calls import Order, orders_of
 from partjit.plan.ir.legality import faults_of, refuse
 from partjit.plan.ir.nodes import (
@@ -43,6 +44,8 @@ def verify(plan: PlanData, program: VarBlock) -> None:
         *_types(plan),
         *_specs_of_calls(plan),
         *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}, _of_nobody_else(plan)),
+        *_results(plan),
+        *_aliases(plan.nodes, {*plan.outputs}, _of_nobody_else(plan)),
         *_effects(plan, program),
         *_order(plan, program),
     ]
@@ -181,6 +184,52 @@ def _memory(
             for block in node.blocks:
                 around = {*node.inputs}
                 faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around, own)
+    return faults
+
+
+def _results(plan: PlanData) -> list[str]:
+    """No result is an argument, a constant or another result under another name."""
+    names = other_names(plan.nodes)
+    taken = {*plan.inputs, *(value for value, _ in plan.constants)}
+    faults = []
+    for output in plan.outputs:
+        own = names.get(output, set()) | {output}
+        faults += [f"{output.name} may be {value.name}, which others have" for value in own & taken]
+        taken |= own
+    return faults
+
+
+def _aliases(nodes: Sequence[Node], kept: set[Value], own: set[Value]) -> list[str]:
+    """Of two names of one array neither is donated before the other's last use, and both are pinned if one leaves.
+
+    A loop or branch may give a value as it is under the name of a result. The arguments are those of `_memory`.
+    """
+    names = other_names(nodes)
+    aliases: dict[Value, set[Value]] = {}
+    for value, others in names.items():
+        for other in others:
+            aliases.setdefault(value, set()).add(other)
+            aliases.setdefault(other, set()).add(value)
+    leaving = {other for value in kept for other in names.get(value, ())} - own
+    donated: set[Value] = set()
+    faults = []
+    for node in nodes:
+        if isinstance(node, Fragment):
+            donated.update(_given_to(node))
+        faults += [
+            f"{node.name} uses {value.name}, which may be {other.name}, donated to it or before"
+            for value in node.inputs
+            for other in aliases.get(value, set()) & donated
+        ]
+        if _may_still_read(node):
+            faults += [
+                f"{node.name} does not pin {value.name}, which leaves under another name"
+                for value, pinned in zip(node.inputs, node.pinned, strict=False)
+                if not pinned and value in leaving
+            ]
+        for block in blocks_of(node):
+            faults += _aliases(block.nodes, {*block.outputs}, own)
+    faults += [f"{v.name} may be {w.name}, which was donated" for v in kept for w in aliases.get(v, set()) & donated]
     return faults
 
 

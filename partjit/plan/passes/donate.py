@@ -3,12 +3,13 @@
 import collections
 import dataclasses
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from jax.core import ShapedArray
 
+from partjit.plan.ir.aliases import other_names
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
-from partjit.plan.ir.walk import blocks_of, with_blocks
+from partjit.plan.ir.walk import with_blocks
 from partjit.primitive import keep_where
 
 __all__ = ["donations", "kept_by_branches", "may_release", "shared_by_branches"]
@@ -69,44 +70,32 @@ def donations(
 
 
 def shared_by_branches(block: ValueBlock) -> set[Value]:
-    """The values that are read after a branch that may give them as they are, while its result is still needed.
+    """The values that are read after a loop or branch that may give them as they are, while its result is still needed.
 
     Then two names are one array. Where it ends with the branch, the result takes its place.
     """
     last = {value: i for i, node in enumerate(block.nodes) for value in node.inputs}
     last.update(dict.fromkeys(block.outputs, len(block.nodes)))
+    made = {value: i for i, node in enumerate(block.nodes) for value in node.outputs}
     shared: set[Value] = set()
-    origins: dict[Value, set[Value]] = {}
-    for i, node in enumerate(block.nodes):
-        for k, result in enumerate(node.outputs if isinstance(node, Branch) else ()):
-            given = {value for inner in blocks_of(node) for value in _given_as_it_is(inner, inner.outputs[k])}
-            origins[result] = given.union(*(origins.get(value, ()) for value in given))
-            shared.update(value for value in origins[result] if i < last.get(value, i) <= last.get(result, i))
+    for result, names in other_names(block.nodes).items():
+        end = last.get(result, made[result])
+        shared.update(value for value in names if made[result] < last.get(value, -1) <= end)
     return shared
 
 
 def kept_by_branches(block: ValueBlock) -> set[Value]:
-    """The values that are last read by a branch that may give them as they are, and that are not given to it.
+    """The values that are last read by a loop or branch that may give them as they are, and that are not given to it.
 
     A call on a thread may still read them, so they are not the branch's to reuse. Its result lives on in their memory.
     """
     last = {value: node for node in block.nodes for value in node.inputs}
+    maker = {value: node for node in block.nodes for value in node.outputs}
     kept: set[Value] = set()
-    for node in block.nodes:
-        if isinstance(node, Branch):
-            of_outputs = (_given_as_it_is(inner, output) for inner in node.blocks for output in inner.outputs)
-            kept.update(v for given in of_outputs for v in given if last.get(v) is node and v not in node.given)
+    for result, names in other_names(block.nodes).items():
+        node = maker[result]
+        kept.update(v for v in names if last.get(v) is node and not (isinstance(node, Branch) and v in node.given))
     return kept
-
-
-def _given_as_it_is(block: ValueBlock, output: Value) -> Iterator[Value]:
-    """The values from outside that an output of a branch may be."""
-    maker = next((node for node in block.nodes if output in node.outputs), None)
-    if maker is None:
-        yield output
-    elif isinstance(maker, Branch):
-        for inner in maker.blocks:
-            yield from _given_as_it_is(inner, inner.outputs[maker.outputs.index(output)])
 
 
 def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) -> Fragment[Value, Value]:

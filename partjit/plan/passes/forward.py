@@ -1,5 +1,6 @@
 """Results that no equation computes: which of them are a call's as they are, and which pass through a fragment."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -9,7 +10,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.jaxprs import new_var
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
-from partjit.plan.ir.nodes import AnyNode, Block, Branch, Forward, Loop, VarBlock
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Forward, Loop, VarBlock, VarNode
 from partjit.plan.ir.walk import is_host, variables
 from partjit.plan.passes.explicit import is_replicated_stack, results_of_hosts
 
@@ -41,6 +42,8 @@ def forward(
     leaving = of_hosts.keys() & variables(block.outputs)
     on_device = leaving and {atom for node in block.nodes if not is_host(node) for atom in variables(node.inputs)}
     comes_in_as = dict(zip(block.inputs, in_shardings, strict=True))
+    has_blocks = any(isinstance(of_hosts[var][0], Loop | Branch) for var in leaving)
+    shared = _shared(block) if has_blocks and kind == "program" else set()
     outputs = [*block.outputs]
     forwarded: list[Forward] = []
     direct: dict[Var, Sharding | None] = {}
@@ -51,7 +54,7 @@ def forward(
             own = None
             if isinstance(node, Loop | Branch):
                 is_kept = is_open or _may_leave_as(node, k, wanted, comes_in_as)
-                is_kept &= kind != "program" or _is_separate(node, k)
+                is_kept &= atom not in shared
             else:
                 own = node.callee.out_shardings[k]
                 is_kept = is_open or (own is not None and own.is_equivalent_to(wanted, node.callee.out_avals[k].ndim))
@@ -80,17 +83,42 @@ def _may_leave_as(node: Loop | Branch, k: int, wanted: Sharding, comes_in_as: Ma
     return not node.is_buffer[k] or is_replicated_stack(wanted)
 
 
-def _is_separate(node: AnyNode, k: int) -> bool:
-    """Whether a result of a node is an array of its own, and not one that went in."""
-    if isinstance(node, Branch):
-        return all(_is_computed(block, k) for block in node.blocks)
-    # What is an argument of an iteration and its result is copied by the devices.
-    return not isinstance(node, Loop) or _is_computed(node.block, k, of_arguments=True)
+def _shared(block: VarBlock) -> set[Var]:
+    """The results of loops and branches of a program that may be arrays which somebody else has as well.
 
-
-def _is_computed(block: Block, k: int, of_arguments: bool = False) -> bool:
+    A branch may give what a fragment or another branch has made as it is, if nothing else would give it and no call
+    outside of the branch reads it: that would have to pin what the caller of the program may donate.
+    """
+    captured = collections.Counter[Var]()
+    taken = {*variables(block.outputs)}
     for node in block.nodes:
-        for j, var in enumerate(node.outputs):
-            if var is block.outputs[k]:
-                return _is_separate(node, j)
-    return of_arguments
+        if isinstance(node, Branch):
+            captured.update({*variables(node.captured)})
+        elif is_host(node):
+            taken.update(variables(node.inputs))
+    free: set[Var] = set()
+    shared: set[Var] = set()
+    for node in block.nodes:
+        origins = _origins(node)
+        free -= {var for var, times in collections.Counter(v for own in origins for v in own).items() if times > 1}
+        shared.update(var for var, own in zip(node.outputs, origins, strict=True) if not own <= free)
+        if not isinstance(node, ColocatedCall):
+            free.update(var for var in node.outputs if captured[var] == 1 and var not in taken | shared)
+    return shared
+
+
+def _origins(node: VarNode) -> list[set[Var]]:
+    """For each result of a node which variables it may be as they are: those that it reads, or others inside of it."""
+    found: list[set[Var]] = [set() for _ in node.outputs]
+    for block in node.blocks if isinstance(node, Loop | Branch) else ():
+        read = node.captured if isinstance(node, Branch) else node.inputs
+        outside = {var: atom for var, atom in zip(block.inputs, read, strict=True) if isinstance(atom, Var)}
+        inside: dict[Var, set[Var]] = {}
+        for inner in block.nodes:
+            inside.update(zip(inner.outputs, _origins(inner), strict=True))
+        if isinstance(node, Branch):  # an argument of an iteration that is its result is copied by the devices
+            inside.update((var, {var}) for var in block.inputs)
+        for own, atom in zip(found, block.outputs, strict=True):
+            if isinstance(atom, Var):  # a constant passes through a fragment
+                own |= {outside.get(var, var) for var in inside.get(atom, ())}
+    return found

@@ -5,8 +5,9 @@ it away.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
+from partjit.plan.ir.aliases import other_names
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, Node, Transfer, Value, ValueBlock
 from partjit.plan.ir.walk import walk, with_blocks
 
@@ -24,34 +25,18 @@ def _pinned(block: ValueBlock, own: Collection[Value]) -> ValueBlock:
     made = {value for node in block.nodes for value in node.outputs}
     read = {value for node in block.nodes for value in node.inputs}
     of_caller = {*block.inputs, *block.outputs, *(read - made)}.difference(own)
+    names = other_names(block.nodes)
+    for value, others in names.items():  # what a loop or branch gives may be the caller's under another name
+        if not others.isdisjoint(of_caller):
+            of_caller.add(value)
+    # So may what leaves be something that a loop or branch gives as it is.
+    of_caller.update(*(names.get(value, ()) for value in block.outputs))
+    of_caller.difference_update(own)
     nodes: list[Node] = []
     for node in block.nodes:
         if isinstance(node, ColocatedCall) or (isinstance(node, Transfer) and node.is_left_to_calls):
             node = dataclasses.replace(node, pinned=tuple(value in of_caller for value in node.inputs))
         elif isinstance(node, Loop | Branch):
             node = with_blocks(node, [_pinned(inner, own) for inner in node.blocks])
-            # What it gives may be the caller's under another name.
-            of_caller.update(output for output, values in _aliases(node) if not values.isdisjoint(of_caller))
         nodes.append(node)
     return dataclasses.replace(block, nodes=tuple(nodes))
-
-
-def _aliases(node: Loop[Value, Value] | Branch[Value, Value]) -> Iterator[tuple[Value, set[Value]]]:
-    """Each output with the values from outside that it may be under another name: nothing is copied on the way out.
-
-    What a loop starts from is copied. Its carried values may change places, so they are not distinguished.
-    """
-    if isinstance(node, Loop):
-        found = set().union(*(_names_of(value, node.block) for value in node.block.outputs))
-        yield from ((output, found.difference(node.outputs)) for output in node.outputs)
-    else:
-        for k, output in enumerate(node.outputs):
-            yield output, set().union(*(_names_of(block.outputs[k], block) for block in node.blocks))
-
-
-def _names_of(value: Value, block: ValueBlock) -> set[Value]:
-    """The value, or what it may be if a loop or branch of the block gives it."""
-    for node in block.nodes:
-        if value in node.outputs:
-            return dict(_aliases(node))[value] if isinstance(node, Loop | Branch) else set()
-    return {value}
