@@ -43,7 +43,7 @@ else:  # a program without calls does without
     arguments = lazy.module("partjit.colocated.agreement.arguments")
     plans = lazy.module("partjit.plan.run.program")
 
-__all__ = ["are_pending", "function_of", "run_equation"]
+__all__ = ["are_pending", "dispatched", "function_of", "run_equation"]
 
 
 _OTHERS = ("in_specs", "out_specs", "mesh", "donated_invars", "name", "keep_unused", "agree", "witness")
@@ -78,6 +78,11 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
             return [*run(plans.placing_of(plan, values, params["mesh"]).apply(values), None)]
     if are_pending(values):
         values = (*arguments.agreed_values(values, params["mesh"], params["name"]),)
+    return dispatched(values, params)
+
+
+def dispatched(values: Sequence[object], params: dict[str, Any]) -> Sequence[jax.Array]:
+    """The results of an equation without calls, which C++ runs if it has run it for arguments like these."""
     if USE_OF_DONATED_BUFFERS_CRASHES and any(params["donated_invars"]):
         return _compiled_and_run(values, params)[0]
     return _dispatching(params["jaxpr"], *_others_of(params))(*values)

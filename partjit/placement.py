@@ -122,10 +122,13 @@ class Misplaced:
 
 
 def reshard(args: Sequence[object], shardings: Sequence[MaybeSharding], indices: Sequence[int]) -> list[object]:
-    """The arguments with those at `indices` moved to their shardings."""
+    """The arguments with those at `indices` moved to their shardings, all at once."""
     moved = list(args)
-    for i in indices:
-        moved[i] = device_put(moved[i], shardings[i])
+    if not indices:
+        return moved
+    values = device_put([args[i] for i in indices], [shardings[i] for i in indices])
+    for i, value in zip(indices, values, strict=True):
+        moved[i] = value
     return moved
 
 
