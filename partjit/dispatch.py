@@ -34,7 +34,7 @@ from partjit.arguments import Function, parameter_names, positions, require_valu
 from partjit.attempt import Attempt
 from partjit.calls import is_program_with_calls
 from partjit.compile import Program
-from partjit.evaluate import are_pending, function_of, run_equation
+from partjit.evaluate import are_pending, dispatched, function_of, run_equation
 from partjit.host_objects import HostReference, calling_with, given
 from partjit.infer import Definition, forget, infer_program
 from partjit.letting_in import LettingIn, this_thread
@@ -82,7 +82,8 @@ class CacheMiss:
         self._definition = definition
         self._misplacement = Misplaced(definition.name)
         self.recent: recent_calls.Recent | None = None
-        self._traced = TracedCalls()
+        self._known = TracedCalls()
+        self._is_left_out = False  # whether there was a call that neither C++ nor a plan recognizes the next time
         self.of_arrays: tuple[Function, CacheMiss] | None = None
         self._agreement: Agreement | None = None
         self._is_of_one_process = True
@@ -177,10 +178,9 @@ class CacheMiss:
         moved = misplaced(values, shardings)
         if moved:
             own = len(program.consts)
+            self._is_left_out = True
             if self._definition.device is None:
                 self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
-            if not is_plan:
-                values = reshard(values, shardings, moved)
         if is_plan:  # which reshards by itself, in all of its processes or in none
             if self.recent is None or self.letting_in.is_new:
                 self.letting_in.let_in(args, kwargs)
@@ -194,32 +194,36 @@ class CacheMiss:
                 find = self.recent.outcome if self._definition.host == ((), ()) else self._with_objects
                 self._recognized = find if self._is_of_one_process and self.of_arrays is None else None
             return run(placing.apply(values), program.out_tree), None, False
-        values, are_others = in_default_layouts(values)
+        fast_path = None
         try:
-            outs, executable, consts = run_equation(values, **program.params)
+            if moved:
+                outs = dispatched(reshard(values, shardings, moved), program.params)
+            else:
+                values, are_others = in_default_layouts(values)
+                outs, executable, consts = run_equation(values, **program.params)
+                if not are_others and not program.consts:
+                    fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         except InternalFloatingPointError as error:
             recheck_for_nans(error, self.fun, args, kwargs)
             raise
         if self.recent is not None:
             self.letting_in.take_back()
         self.letting_in.count_one_more()
-        fast_path = None
-        if not moved and not are_others and not program.consts:
-            fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
+        self._is_left_out = self._is_left_out or fast_path is None
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
     def _program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[Any]]:
-        is_remembered = self._definition.untraced == ((), ()) and not is_eager()
-        known = self._traced.find(args, kwargs) if is_remembered else None
+        is_remembered = self._definition.untraced == ((), ()) and (self._is_left_out or not is_eager())
+        known = self._known.find(args, kwargs) if is_remembered else None
         if known is None:
             known = infer_program(self.fun, self._definition, args, kwargs)
             if is_remembered and not self._definition.is_searched:
-                self._traced.remember(args, kwargs, known[0])
+                self._known.remember(args, kwargs, known[0])
         return known
 
     def clear(self) -> None:
         """Forgets all calls."""
-        self._traced.clear()
+        self._known.clear()
         self.letting_in.clear()
         if self.recent is not None:
             self.recent.clear()

@@ -4,6 +4,7 @@ An eager `jax.grad` or `jax.vmap` of a program comes here, for each of the progr
 As in a call of a function, C++ finds what was compiled for arguments like these.
 """
 
+import functools
 import operator
 import sys
 import weakref
@@ -31,6 +32,7 @@ from partjit.arguments import Function
 from partjit.calls import is_program_with_calls
 from partjit.compile import lower
 from partjit.mesh import has_explicit_axes
+from partjit.nan_sources import evaluated
 from partjit.placement import misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 from partjit.unconstrained import with_free_dimensions_settled
@@ -43,7 +45,7 @@ else:  # a program without calls does without
     arguments = lazy.module("partjit.colocated.agreement.arguments")
     plans = lazy.module("partjit.plan.run.program")
 
-__all__ = ["are_pending", "function_of", "run_equation"]
+__all__ = ["are_pending", "dispatched", "function_of", "run_equation"]
 
 
 _OTHERS = ("in_specs", "out_specs", "mesh", "donated_invars", "name", "keep_unused", "agree", "witness")
@@ -78,6 +80,11 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
             return [*run(plans.placing_of(plan, values, params["mesh"]).apply(values), None)]
     if are_pending(values):
         values = (*arguments.agreed_values(values, params["mesh"], params["name"]),)
+    return dispatched(values, params)
+
+
+def dispatched(values: Sequence[object], params: dict[str, Any]) -> Sequence[jax.Array]:
+    """The results of an equation without calls, which C++ runs if it has run it for arguments like these."""
     if USE_OF_DONATED_BUFFERS_CRASHES and any(params["donated_invars"]):
         return _compiled_and_run(values, params)[0]
     return _dispatching(params["jaxpr"], *_others_of(params))(*values)
@@ -91,9 +98,9 @@ def _dispatching(jaxpr: ClosedJaxpr, *others: Any) -> Function:
     def cache_miss(*values: object) -> tuple[Sequence[jax.Array], FastPath | None, bool]:
         return (*_compiled_and_run(values, {**params, "jaxpr": reference()}), False)
 
-    fun = function_of(jaxpr)
-    function = make_cpp_function(fun, params["name"], cache_miss, ((), ()), ())
-    function._fun = fun  # where jax looks for the function when a result has a NaN
+    function = make_cpp_function(function_of(jaxpr), params["name"], cache_miss, ((), ()), ())
+    # Where jax looks for the function when a result has a NaN.
+    function._fun = lambda *args: evaluated(cast(ClosedJaxpr, reference()), *args)
     return function
 
 
@@ -105,7 +112,7 @@ def _compiled_and_run(values: Sequence[object], params: dict[str, Any]) -> tuple
     try:
         outs, executable, consts = run_equation(laid_out, **params)
     except InternalFloatingPointError as error:
-        recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
+        recheck_for_nans(error, functools.partial(evaluated, params["jaxpr"]), values, {})
         raise
     out_tree = jax.tree.structure((0,) * len(outs))
     if moved or are_others:

@@ -19,6 +19,7 @@ from partjit.checks import require_choice
 from partjit.devices import ids_of
 from partjit.errors import ReshardWarning, ShardingError
 from partjit.mesh import describe_mesh
+from partjit.paths import folded_texts
 
 __all__ = ["Misplaced", "is_placed", "misplaced", "reshard", "reshard_policy"]
 
@@ -97,12 +98,12 @@ class Misplaced:
             indices = [i for i in indices if not _is_replicated_by_jax(args[i])]
         if not indices or reshard_policy.current == "allow":
             return
-        moves = "; ".join(
-            f"{paths[i]} ({array.aval.str_short()}) {_describe_move(array.sharding, sharding)}, moving "
-            f"{_bytes_moved(array, sharding):,} bytes"
+        texts = [
+            (paths[i], f"{paths[i]} ({array.aval.str_short()}) {_describe_move(array, sharding)}")
             for i in indices
             if isinstance(array := args[i], jax.Array) and isinstance(sharding := shardings[i], Sharding)
-        )
+        ]
+        moves = "; ".join(folded_texts(texts))
         if reshard_policy.current == "error":
             raise ShardingError(
                 f"Sharding passed to pjit does not match the sharding on the respective arg of {self._name}: {moves}. "
@@ -122,10 +123,13 @@ class Misplaced:
 
 
 def reshard(args: Sequence[object], shardings: Sequence[MaybeSharding], indices: Sequence[int]) -> list[object]:
-    """The arguments with those at `indices` moved to their shardings."""
+    """The arguments with those at `indices` moved to their shardings, all at once."""
     moved = list(args)
-    for i in indices:
-        moved[i] = device_put(moved[i], shardings[i])
+    if not indices:
+        return moved
+    values = device_put([args[i] for i in indices], [shardings[i] for i in indices])
+    for i, value in zip(indices, values, strict=True):
+        moved[i] = value
     return moved
 
 
@@ -139,11 +143,13 @@ def _is_replicated_by_jax(array: object) -> bool:
     )
 
 
-def _describe_move(old: Sharding, new: Sharding) -> str:
-    """From which spec to which, with meshes and memories where the specs are equal."""
+def _describe_move(array: jax.Array, new: Sharding) -> str:
+    """From which spec to which, with meshes and memories where the specs are equal, and how many bytes move."""
+    old = array.sharding
+    before, after = (getattr(sharding, "spec", sharding) for sharding in (old, new))
     if isinstance(old, NamedSharding) and isinstance(new, NamedSharding) and str(old.spec) == str(new.spec):
-        return f"from {_describe_sharding(old)} to {_describe_sharding(new)}"
-    return "from {} to {}".format(*(getattr(sharding, "spec", sharding) for sharding in (old, new)))
+        before, after = _describe_sharding(old), _describe_sharding(new)
+    return f"from {before} to {after}, moving {_bytes_moved(array, new):,} bytes"
 
 
 def _describe_sharding(sharding: NamedSharding) -> str:

@@ -25,6 +25,7 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import name_of, signature_of
 from partjit.checks import flattened, items_of, require, require_mesh_type, wrong_type, wrong_value
 from partjit.errors import ShardingError
+from partjit.paths import folded_texts
 from partjit.render import html, text
 from partjit.render.numbers import counted, shown_bytes
 from partjit.spec import FromArray, ParsedPartitionSpec
@@ -149,12 +150,12 @@ def specs_like(tree: PyTree, rules: Rules, *, default: AnySpec | None = None) ->
     Source: `match_partition_rules` of EasyLM, in which the first rule that matches wins.
     """
     rows, structure, _ = _matched("specs_like", tree, rules, default, None)
-    failures = [row.problem for row in rows if row is not None and row.problem]
+    failures = [(row.path, row.problem) for row in rows if row is not None and row.problem]
     if failures:
         arrays = sum(row is not None for row in rows)
         raise ShardingError(
             f"The rules of specs_like give no spec to {len(failures)} of {counted(arrays, 'array')}:\n\n"
-            + "\n".join(failures)
+            + "\n".join(folded_texts(failures))
             + "\n\nA leaf needs exactly one rule: add patterns, or narrow them (^ and $ anchor). The spec of a last "
             "pattern for all the rest, such as '.*', belongs in default=. partjit.spec_table shows what matches what."
         )

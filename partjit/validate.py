@@ -19,6 +19,7 @@ from partjit._jax.tracing import abstractify
 from partjit.devices import describe_devices, has_devices_of, ids_of, no_devices
 from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
+from partjit.paths import folded_texts
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
 __all__ = [
@@ -39,10 +40,12 @@ class Mismatch:
     Attributes:
         problem: which value, what its spec implies and what it is, in one line.
         remedy: what the user can do.
+        path: the path of that value, if it is one of many.
     """
 
     problem: str
     remedy: str
+    path: str = ""
 
 
 def raise_mismatches(mismatches: Sequence[Mismatch], name: str, mesh: Mesh) -> None:
@@ -60,11 +63,9 @@ def raise_mismatches(mismatches: Sequence[Mismatch], name: str, mesh: Mesh) -> N
 
 
 def listing(headline: str, mismatches: Iterable[Mismatch]) -> str:
-    """The message of an error that lists mismatches below a headline."""
-    lines = [headline]
-    for mismatch in mismatches:
-        lines += ["", mismatch.problem, *(f"    {line}" for line in mismatch.remedy.splitlines())]
-    return "\n".join(lines)
+    """The message of an error that lists mismatches below a headline; those of equal layers are one."""
+    texts = [(one.path, "\n    ".join([one.problem, *one.remedy.splitlines()])) for one in mismatches]
+    return "\n\n".join([headline, *folded_texts(texts)])
 
 
 def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> None:
@@ -115,7 +116,8 @@ def check_specs(
     mismatches = []
     for path, aval, spec in zip(paths, avals, specs, strict=True):
         if isinstance(spec, ParsedPartitionSpec):
-            mismatches += _check_spec(what, path, aval, spec, mesh, allow_uneven)
+            found = _check_spec(what, path, aval, spec, mesh, allow_uneven)
+            mismatches += (dataclasses.replace(mismatch, path=path) for mismatch in found)
     return mismatches
 
 
@@ -218,6 +220,7 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
                 f"One of pjit arguments, {path} ({_short(arg)}), is committed to the devices "
                 f"{describe_devices(device_list(sharding))}, but the program is on the abstract mesh, which has none",
                 f"give a type in its place, jax.ShapeDtypeStruct({path}.shape, {path}.dtype), or a spec of {path}",
+                path,
             )
             for path, arg, spec in zip(paths, args, specs, strict=True)
             if isinstance(spec, UnspecifiedValue) and (sharding := _committed_sharding(arg)) is not None
@@ -235,6 +238,7 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
                     f"{describe_devices(device_list(sharding))}, but the program runs on the devices "
                     f"{describe_devices(mesh.devices.flat)} of the mesh",
                     _remedy_for_devices(path, sharding, mesh),
+                    path,
                 )
             )
     return mismatches

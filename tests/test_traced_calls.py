@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import FROM_ARRAY, P, pjit
+from partjit import FROM_ARRAY, P, pjit, placement
 from partjit import dispatch as dispatching
 
 
@@ -97,6 +97,49 @@ def test_a_call_gives_what_it_gives_to_a_function_that_has_not_been_called(specs
     is_refused = bool(specs) and transformation == "by name"  # keywords have no specs
     assert recognized > 5 or is_refused
     assert failed or not specs
+
+
+@pytest.mark.parametrize(
+    "specs", [{"in_shardings": (P("x"), None)}, {"in_shardings": (P("x"), P()), "donate_argnums": 0}], ids=str
+)
+def test_a_call_whose_arguments_are_moved_gives_what_it_gives_the_first_time(specs, inferred):
+    def double(x, scale):
+        return jax.tree.map(lambda leaf: leaf * scale, x)
+
+    def eagerly(f, x, scale):
+        return f(x, scale)
+
+    called = pjit(double, **specs)
+    recognized = moved = 0
+    cases = [*itertools.product(CONTEXTS.values(), VALUES.values())]
+    with partjit.reshard_policy("allow"):
+        for context, value in [(CONTEXTS["a mesh"], VALUES["sharded otherwise"]), *random.Random(0).sample(cases, 24)]:
+            fresh = types.FunctionType(double.__code__, double.__globals__, double.__name__)
+            expected = outcome(eagerly, pjit(fresh, **specs), value(), context())
+            for _ in range(3):
+                inferred.clear()
+                assert repr(outcome(eagerly, called, value(), context())) == repr(expected)
+            recognized += not inferred
+            moved += value is VALUES["sharded otherwise"]
+    assert recognized > 3
+    assert moved
+
+
+def test_arguments_that_are_moved_are_moved_together_and_nothing_is_inferred_again(inferred, monkeypatch):
+    moves = []
+    monkeypatch.setattr(
+        placement,
+        "device_put",
+        lambda values, shardings: moves.append(len(values)) or jax.device_put(values, shardings),
+    )
+    mesh = MESHES[0]
+    tree = [jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, P("y"))) for _ in range(5)]
+    f = pjit(lambda tree: jax.tree.map(lambda x: 2 * x, tree), in_shardings=P("x"), out_shardings=P("x"))
+    with mesh, partjit.reshard_policy("allow"):
+        outs = [f(tree) for _ in range(4)]
+    assert {x.sharding.spec for out in outs for x in out} == {P("x")}
+    assert moves == [5] * 4
+    assert len(inferred) == 2
 
 
 def test_what_is_cleared_is_not_recognized(inferred):

@@ -28,6 +28,7 @@ __all__ = [
     "check_results",
     "fast_path_data",
     "fast_path_then",
+    "infinities_are_checked",
     "is_profiled",
     "make_cpp_function",
     "recheck_for_nans",
@@ -115,6 +116,11 @@ def fast_path_then(data: FastPath, is_given: Sequence[bool], then: Callable[...,
 def results_are_checked() -> bool:
     """Whether results are checked for NaNs or infinities: finding where they come from needs all arguments again."""
     return config.debug_nans.value or config.debug_infs.value
+
+
+def infinities_are_checked() -> bool:
+    """Whether results are checked for infinities."""
+    return config.debug_infs.value
 
 
 @contextlib.contextmanager

@@ -16,13 +16,14 @@ from partjit.inspect.flops import Flops, flops_of
 from partjit.inspect.folded_findings import FoldedFinding, folded_findings
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory, estimate_memory
-from partjit.inspect.modules import folded, pattern_of
+from partjit.inspect.modules import folded
 from partjit.inspect.outcomes import Costs
 from partjit.inspect.predicted import Prediction
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.suggestions import tried_out
 from partjit.inspect.user_lines import shown_lines
 from partjit.mesh import describe_mesh
+from partjit.paths import pattern_of
 from partjit.plan.plan import Plan
 from partjit.render.numbers import counted, shown_bytes, shown_duration, shown_flops
 from partjit.render.text import table

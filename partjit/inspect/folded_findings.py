@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from partjit.inspect.findings import Finding, grouped
-from partjit.inspect.modules import folded, pattern_of
+from partjit.inspect.modules import folded
 from partjit.inspect.user_lines import Site, shown_site
+from partjit.paths import pattern_of
 
 __all__ = ["FoldedFinding", "folded_findings"]
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.why.dataflow import crossings
 from partjit.inspect.why.key_paths import keys_of
+from partjit.paths import folded_paths, pattern_of
 
-__all__ = ["ModulePaths", "folded", "is_within", "module_of", "pattern_of"]
+__all__ = ["ModulePaths", "folded", "is_within", "module_of"]
 
 _CALL = re.compile(r"\b[\w.]+\(")
 # What jax and XLA add to the scopes of the user when they lower control flow and nested functions.
@@ -72,28 +73,14 @@ def folded(modules: Iterable[str]) -> str:
         >>> folded(["layers/0/w", "layers/2/w"])
         'layers/{0,2}/w'
     """
-    alike: dict[str, list[list[str]]] = {}
+    alike: dict[str, list[str]] = {}
     for module in dict.fromkeys(modules):
-        alike.setdefault(pattern_of(module), []).append(re.split(r"(\d+)", module))
-    texts = ["".join(_range([*dict.fromkeys(parts)]) for parts in zip(*split, strict=True)) for split in alike.values()]
+        alike.setdefault(pattern_of(module), []).append(module)
+    texts = [*map(folded_paths, alike.values())]
     return ", ".join(texts[:_LISTED]) + (f" and {len(texts) - _LISTED} more" if texts[_LISTED:] else "")
 
 
 _LISTED = 2
-
-
-def pattern_of(module: str) -> str:
-    """A module path without its numbers; those of equal layers are equal."""
-    return re.sub(r"\d+", "*", module)
-
-
-def _range(parts: Sequence[str]) -> str:
-    if len(parts) == 1:
-        return parts[0]
-    numbers = sorted(map(int, parts))
-    if numbers == [*range(numbers[0], numbers[-1] + 1)]:
-        return f"{{{numbers[0]}-{numbers[-1]}}}"
-    return f"{{{','.join(map(str, numbers))}}}"
 
 
 _Keys = tuple[str, ...]

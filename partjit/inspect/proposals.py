@@ -9,7 +9,6 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_a
 from partjit.inspect.changes import Axes, Change
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import AS_STATE, Finding
-from partjit.inspect.modules import pattern_of
 from partjit.inspect.other_specs import OtherSpecs, other_specs
 from partjit.inspect.predicted import Prediction
 from partjit.inspect.propagation import Partitioned
@@ -18,6 +17,7 @@ from partjit.inspect.renewed import renewed_arguments
 from partjit.inspect.residual_streams import ResidualStream, residual_streams
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.key_paths import keys_of
+from partjit.paths import pattern_of
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import counted, shown_bytes
 

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.leaves import Leaf
-from partjit.inspect.modules import pattern_of
 from partjit.inspect.why.key_paths import common_end, keys_of
+from partjit.paths import pattern_of
 
 __all__ = ["Group", "groups_of", "leaf_of", "shape_of"]
 

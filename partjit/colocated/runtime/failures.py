@@ -269,7 +269,9 @@ def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
         other.log("another failure is raised")
         other.take()
     if others:
-        first._notes.append("\n".join(["Other colocated calls failed as well:", *(f"  {other}" for other in others)]))
+        counts = collections.Counter(map(str, others))
+        texts = [f"  {text}" if count == 1 else f"  {text} ({count} times)" for text, count in counts.items()]
+        first._notes.append("\n".join(["Other colocated calls failed as well:", *texts]))
     try:
         first.raise_()
     finally:

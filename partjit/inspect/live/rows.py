@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from partjit.inspect.leaves import Leaf
 from partjit.inspect.live.spec_field import text_of
-from partjit.inspect.modules import pattern_of
 from partjit.inspect.why.key_paths import keys_of
+from partjit.paths import pattern_of
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["axes_of", "expanded", "followers", "program_data"]

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
@@ -48,6 +47,7 @@ from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
+from partjit.nan_sources import evaluated
 from partjit.plan.ir.integers import computed_by_host, integer_of
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.ir.walk import blocks_of, walk
@@ -259,7 +259,7 @@ def _dispatcher(
         except InternalFloatingPointError as error:
             if not is_repeatable:
                 raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None
-            recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
+            recheck_for_nans(error, partial(evaluated, jaxpr), args, {})
             raise
         if are_others:
             return tuple(outs), None, False
@@ -271,7 +271,7 @@ def _dispatcher(
 
     name = f"{plan.name}_{lowered.fragment.name}"
     function = make_cpp_function(lambda *args: dispatch(*args)[0], name, dispatch, ((), ()), object())
-    set_function_for_nans(function, jaxpr_as_fun(jaxpr) if is_repeatable else None, name)
+    set_function_for_nans(function, partial(evaluated, jaxpr) if is_repeatable else None, name)
     return function
 
 

@@ -173,6 +173,20 @@ def test_wait_raises_the_first_and_names_the_others(caplog):
         held[2][0].block_until_ready()
 
 
+def test_failures_that_read_alike_are_named_once():
+    @colocated.colocated_python(stream="s", out_specs_fn=lambda x: None)
+    def fail(x):
+        raise ValueError("the disk is full")
+
+    for _ in range(40):
+        fail(one)
+    with pytest.raises(ValueError, match="the disk is full") as caught:
+        colocated.wait()
+    (note,) = [note for note in caught.value.__notes__ if "Other" in note]
+    assert note.count("the disk is full") == 1
+    assert note.endswith("ValueError: the disk is full (39 times)")
+
+
 def test_what_was_looked_at_is_not_raised_by_wait():
     y, _ = failing()(one)
     with pytest.raises(OwnError):
