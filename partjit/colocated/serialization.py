@@ -16,7 +16,7 @@ import pickle
 import secrets
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -47,11 +47,12 @@ _KEY_NAME = "partjit/serialization_key"
 
 _Value = TypeVar("_Value")
 _Reference = tuple[str, Any]
-"""A persistent id: ("device", (platform, id)), ("entry", number in the table), or ("variable" or "compiled",
-(process, id, name)) for a context variable or a compiled function."""
+"""A persistent id: ("device", (platform, id)), ("entry", number in the table), ("variable" or "compiled",
+(process, id, name)) for a context variable or a compiled function, or ("class", id) in a copy for this process."""
 
 _variables: dict[int, contextvars.ContextVar[object]] = {}
 _compiled: "weakref.WeakValueDictionary[int, PjitFunction | jax.stages.Compiled]" = weakref.WeakValueDictionary()
+_classes: "weakref.WeakValueDictionary[int, type]" = weakref.WeakValueDictionary()
 _process = secrets.token_hex(8)
 
 _COMPILED = (PjitFunction, jax.stages.Compiled)
@@ -73,27 +74,31 @@ def serialize(obj: object) -> bytes:
         >>> deserialize(serialize(sharding)) == sharding
         True
     """
+    return _signed(obj, None)
+
+
+def _signed(obj: object, own: Sequence[type] | None) -> bytes:
     try:
-        payload = _payload(obj)
+        payload = _payload(obj, own)
     except Exception as error:
-        parts = uncopyable_parts(obj, _is_copyable)
+        parts = uncopyable_parts(obj, functools.partial(_is_copyable, own=own))
         if parts:
             add_note(error, f"this cannot be copied: {parts}. Make it inside of the function, or keep it in a module")
         raise
     return hmac.digest(_group_key(), payload, "sha256") + payload
 
 
-def _payload(obj: object) -> bytes:
+def _payload(obj: object, own: Sequence[type] | None) -> bytes:
     body = io.BytesIO()
-    pickler = _pickler_class()(body, {})
+    pickler = _pickler_class()(body, {}, own)
     pickler.dump(obj)
     # An entry refers only to earlier entries: those that it needs were added first.
     return pickle.dumps((pickler.entries, body.getvalue()))
 
 
-def _is_copyable(obj: object) -> bool:
+def _is_copyable(obj: object, own: Sequence[type] | None) -> bool:
     try:
-        _payload(obj)
+        _payload(obj, own)
     except Exception:
         return False
     return True
@@ -127,10 +132,16 @@ def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
     return _Unpickler(io.BytesIO(body), table).load()
 
 
-def copied(obj: _Value, what: str) -> _Value:
-    """An object as another host would receive it; a note of an error says that `what` are copied."""
+def copied(obj: _Value, what: str, own: Sequence[type] = ()) -> _Value:
+    """An object as another host would receive it, but that classes stay the same.
+
+    Args:
+        obj: the object.
+        what: what a note of an error says that are copied.
+        own: the classes that are copied, where they cannot be imported: the copy has methods of its own.
+    """
     try:
-        data = serialize(obj)
+        data = _signed(obj, own)
     except Exception as error:
         add_note(error, f"{what} are copied for its host")
         raise
@@ -145,6 +156,7 @@ class _Unpickler(pickle.Unpickler):
             "device": lambda what: device_of(*what),
             "variable": _variable,
             "compiled": _compiled_function,
+            "class": _classes.__getitem__,
         }
 
     def persistent_load(self, pid: _Reference) -> object:
@@ -160,13 +172,23 @@ def _pickler_class() -> Any:
     class Pickler(cloudpickle.Pickler):
         once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, Sharding, DeviceList)
 
-        def __init__(self, file: io.BytesIO, numbers: dict[object, int], entries: list[bytes] | None = None) -> None:
+        def __init__(
+            self,
+            file: io.BytesIO,
+            numbers: dict[object, int],
+            own: Sequence[type] | None,
+            entries: list[bytes] | None = None,
+        ) -> None:
             super().__init__(file)
             self.numbers = numbers
+            self.own = own  # the classes to copy; None for all that cannot be imported
             self.entries = [] if entries is None else entries
             self.inside: object = None  # the entry being written, which must not refer to itself
 
         def persistent_id(self, obj: Any) -> _Reference | None:
+            if self.own is not None and isinstance(obj, type) and obj not in self.own:
+                _classes[id(obj)] = obj
+                return "class", id(obj)
             if isinstance(obj, jax.Device):
                 return "device", (obj.platform, obj.id)
             if isinstance(obj, contextvars.ContextVar):
@@ -180,7 +202,7 @@ def _pickler_class() -> Any:
                 return None
             if obj not in self.numbers:
                 file = io.BytesIO()
-                pickler = Pickler(file, self.numbers, self.entries)
+                pickler = Pickler(file, self.numbers, self.own, self.entries)
                 pickler.inside = obj
                 pickler.dump(obj)
                 self.entries.append(file.getvalue())
@@ -205,7 +227,12 @@ def _pickler_class() -> Any:
                 return functools.partial(SingleDeviceSharding, memory_kind=obj.memory_kind), (*obj.device_set,)
             if isinstance(obj, jax.Array) and not isinstance(obj, Tracer):
                 return _reduced_array(obj)
-            return reduced_standard_object(self, obj) or super().reducer_override(obj)
+            reduced = reduced_standard_object(self, obj) or super().reducer_override(obj)
+            if self.own is not None and isinstance(obj, type) and isinstance(reduced, tuple):
+                # Cloudpickle finds a class of this process again by a mark, and would set methods of the original.
+                function, (*given, _, extra), *state = reduced
+                return function, (*given, secrets.token_hex(16), extra), *state
+            return reduced
 
     return Pickler
 

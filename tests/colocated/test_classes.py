@@ -969,3 +969,38 @@ def test_an_object_is_a_sequential_one_to_every_thread(data):
     assert int(counter.add(jnp.int32(0))) == sum(len(p) * 10 ** (2 * k) for k, p in enumerate(programs))
     values = [int(y) for results in seen for y in results]
     assert len({*values}) == len(values)
+
+
+def test_an_object_is_of_a_copy_of_its_class_and_shares_the_other_classes():
+    seen = []
+
+    class Config:
+        def __init__(self, number):
+            self.number = number
+
+    class Parent:
+        def note(self, x):
+            seen.append("parent")
+            return np.int32(len(seen))
+
+    class Child(Parent):
+        made = 0
+
+        def __init__(self, config):
+            self.config = config
+            Child.made += 1
+
+        def note(self, x, given=None):
+            seen.append("child")
+            assert type(self) is Child and isinstance(self, Parent) and isinstance(self.config, Config)
+            assert given is None or type(given) is Config
+            return np.int32(100 * Child.made + 10 * self.config.number + super().note(x))
+
+    before = Child.note, Parent.note, Config.__init__
+    config = Config(3)
+    objects = [colocated_python_class(Child)(config) for _ in range(2)]
+    assert [int(obj.note(one)) for obj in objects] == [132, 132], "each has a copy, as if it were on another host"
+    assert int(objects[0].note(one, config)) == 134
+    assert (Child.note, Parent.note, Config.__init__) == before
+    assert Child.made == 0 and seen == []
+    assert Child(config).note(one) == 132

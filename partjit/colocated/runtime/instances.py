@@ -109,7 +109,7 @@ class Instance:
         assert self._recipe is not None, "an object is constructed once"
         if self._is_isolated:
             return IsolatedObject(self._recipe, self.cls)
-        return copied(self._recipe, f"{self.name} and the arguments of its constructor")()
+        return copied(self._recipe, f"{self.name} and the arguments of its constructor", self.cls.__mro__)()
 
     def method(self, name: str) -> Callable[..., PyTree]:
         """A method of the object, looked up when it is called, so that it does not keep the object alive."""
