@@ -992,7 +992,9 @@ def test_an_object_is_of_a_copy_of_its_class_and_shares_the_other_classes():
 
         def note(self, x, given=None):
             seen.append("child")
-            assert type(self) is Child and isinstance(self, Parent) and isinstance(self.config, Config)
+            assert type(self) is Child
+            assert isinstance(self, Parent)
+            assert isinstance(self.config, Config)
             assert given is None or type(given) is Config
             return np.int32(100 * Child.made + 10 * self.config.number + super().note(x))
 
@@ -1002,5 +1004,5 @@ def test_an_object_is_of_a_copy_of_its_class_and_shares_the_other_classes():
     assert [int(obj.note(one)) for obj in objects] == [132, 132], "each has a copy, as if it were on another host"
     assert int(objects[0].note(one, config)) == 134
     assert (Child.note, Parent.note, Config.__init__) == before
-    assert Child.made == 0 and seen == []
+    assert (Child.made, seen) == (0, [])
     assert Child(config).note(one) == 132
