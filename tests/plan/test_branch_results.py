@@ -77,6 +77,7 @@ def test_a_state_that_a_branch_may_give_as_it_is_passes_through_no_other_fragmen
     assert all(node.jaxpr.eqns for node in walk(plan.nodes) if isinstance(node, Fragment)), plan
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("of_caller", [False, True], ids=["computed", "given"])
 @pytest.mark.parametrize("spec", [None, P("x")], ids=["one device", "mesh"])
 @pytest.mark.parametrize("name", [*forms(None)])

@@ -12,7 +12,7 @@ from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
-large = np.full(100_000, 3, np.float32)
+large = np.full(2_000_000, 3, np.float32)
 
 RETURNED = {
     "a NumPy number": (jnp.float32, lambda x: np.float32(x) + 1),
