@@ -118,7 +118,8 @@ def test_a_worker_has_neither_jax_nor_partjit(monkeypatch):
     def modules():
         return {name: name in sys.modules for name in ("jax", "jaxlib", "partjit", "numpy")}
 
-    found = isolated(modules, devices=jax.devices()[0])()
+    with colocated.stream():  # which has no worker yet
+        found = isolated(modules, devices=jax.devices()[0])()
     assert {name: bool(there) for name, there in found.items()} == {
         "jax": False,
         "jaxlib": False,
