@@ -529,16 +529,22 @@ def test_an_update_in_place_beside_it_is_as_much_work_as_what_is_written(how):
     assert waits(plan)
 
 
-@pytest.mark.parametrize(("devices", "rows"), [(1, 2**4), (8, 2**7)])
-@pytest.mark.parametrize("iterations", [None, 10])
-def test_what_is_donated_is_updated_in_place_unless_it_is_copied_sooner_than_calls_are_made(devices, rows, iterations):
-    """An executable that waits for calls copies it. In a loop it saves something in each iteration."""
+def updating():
+    """A step that writes into a state, and calls a function for what the next one writes."""
     call = of_numpy(lambda x: x[::-1])
-    mesh = partjit.Mesh(np.array(jax.devices()[:devices]), "x")
 
     def step(i, state):
         state, x = state
         return state.at[i].set(x), call(jnp.sin(x)) * 2
+
+    return step
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(1, 2**4), (8, 2**7)])
+@pytest.mark.parametrize("iterations", [None, 10])
+def test_what_is_donated_is_updated_in_place_unless_it_is_copied_sooner_than_calls_are_made(devices, rows, iterations):
+    """An executable that waits for calls copies it. In a loop it saves something in each iteration."""
+    step, mesh = updating(), partjit.Mesh(np.array(jax.devices()[:devices]), "x")
 
     def program(state, x):
         return step(0, (state, x)) if iterations is None else lax.fori_loop(0, iterations, step, (state, x))
@@ -570,12 +576,7 @@ BEFORE = {
 @pytest.mark.parametrize("before", BEFORE)
 def test_a_loop_that_starts_from_an_updated_array_updates_it_in_place_as_well(before, devices):
     """Only an array that is donated and updated: another one that the program makes is the executable's own."""
-    call = of_numpy(lambda x: x[::-1])
-    mesh = partjit.Mesh(np.array(jax.devices()[:devices]), "x")
-
-    def step(i, state):
-        state, x = state
-        return state.at[i].set(x), call(jnp.sin(x)) * 2
+    step, mesh = updating(), partjit.Mesh(np.array(jax.devices()[:devices]), "x")
 
     def program(state, x):
         return lax.fori_loop(0, 10, step, (BEFORE[before](state, x), x))
