@@ -107,6 +107,7 @@ class PreparedFunction:
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
         self._cheapness = Cheapness()
+        self._catches_up_from = 0.0  # in seconds of `time.monotonic`: from when on a caller waits for a thread again
         self._places: dict[str, Place] = {}
 
     def prepare(self) -> None:

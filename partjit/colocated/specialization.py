@@ -35,6 +35,8 @@ from partjit.colocated.simple_calls import submitted
 __all__ = ["Specialization"]
 
 _perf_counter = time.perf_counter
+_CATCH_UP_SECONDS = 2e-4
+"""How long a caller waits for each of the calls before one that it would rather run itself."""
 
 
 class Specialization(PreparedFunction):
@@ -224,7 +226,7 @@ class Specialization(PreparedFunction):
             return out_specs.tree.unflatten(results)
         is_cheap = self._mode == "auto" and self._stream is None and self._cheapness.is_shown
         is_ahead = self._history is not None and self._history.is_ahead
-        if is_cheap and not is_ahead and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
+        if is_cheap and not is_ahead and all(map(_has_value, leaves)) and self._has_caught_up(lanes):
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(put_host_arguments(leaves))))
             result = self._run_if_free(functools.partial(self._run_cheap, args, kwargs, stream, entry), lanes, stream)
             if result is not scheduler.NOT_FREE:
@@ -232,6 +234,23 @@ class Specialization(PreparedFunction):
         takes = self._pinned_all(leaves)
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site(), entry)
         return out_specs.tree.unflatten(prepared.submit())
+
+    def _has_caught_up(self, lanes: Sequence[Lane]) -> bool:
+        """Whether nothing comes before a cheap call; waits a moment for that, as otherwise its caller never catches up.
+
+        The thread that runs the calls before it takes as long for each as this one takes to hand over the next.
+        """
+        before = [call for lane in lanes for call in [*lane.calls]]
+        if not before:
+            return True
+        now, seconds = time.monotonic(), _CATCH_UP_SECONDS * (1 + len(before))
+        if now < self._catches_up_from or scheduler.is_changing_lanes():
+            return False
+        for last in [call for lane in lanes for call in [*lane.calls][-1:]]:
+            if not scheduler.join(last, now + seconds):
+                self._catches_up_from = now + 100 * seconds  # of its time, no more than this is in vain
+                return False
+        return True
 
     def _results_elsewhere(self) -> list[jax.Array]:
         """The flat results on a host that has none of the devices: no function runs here."""

@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
 from partjit import P, colocated, events, pjit
-from partjit.colocated import cheapness, colocated_python
+from partjit.colocated import cheapness, colocated_python, specialization
+from partjit.colocated.runtime import scheduler
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -659,6 +660,45 @@ def test_a_cheap_function_is_soon_called_without_a_thread(x):
     for _ in range(50):
         jax.block_until_ready(g(x))
     assert threading.get_ident() not in rendezvous.logs["g"][1:]
+
+
+@pytest.fixture(params=[False, True], ids=["function", "method"])
+def cheap(request, x, monkeypatch):
+    """A function, or method, that is known to be cheap; it writes down the threads that run it."""
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", float("inf"))
+
+    def run(x):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        return x
+
+    of_class = colocated.colocated_python_class(type("Runs", (), {"run": lambda self, x: run(x)}))
+    f = of_class().run if request.param else colocated_python(run)
+    for _ in range(20):
+        jax.block_until_ready(f(x))
+    assert rendezvous.logs["threads"][-1] == threading.get_ident()
+    return f
+
+
+def test_a_cheap_call_runs_in_its_caller_as_soon_as_those_before_it_have_ended(x, cheap, monkeypatch):
+    monkeypatch.setattr(specialization, "_CATCH_UP_SECONDS", rendezvous.SECONDS)
+    before = colocated_python(lambda x: rendezvous.hear("go on") or x, out_specs_fn=lambda x: x)
+    before(x)
+    threading.Timer(0.05, rendezvous.say, ["go on"]).start()
+    same(cheap(x), x)
+    assert rendezvous.logs["threads"][-1] == threading.get_ident()
+
+
+def test_cheap_calls_run_on_a_thread_if_those_before_them_take_long_which_one_waits_to_find_out(x, cheap, monkeypatch):
+    waits, wait = [], scheduler.join
+    before = colocated_python(lambda x: rendezvous.hear("the calls have returned") or x, out_specs_fn=lambda x: x)
+    before(x)
+    monkeypatch.setattr(scheduler, "join", lambda call, deadline=None: waits.append(deadline) or wait(call, deadline))
+    results = [cheap(x) for _ in range(10)]
+    assert len([deadline for deadline in waits if deadline is not None]) == 1
+    assert not any(y.is_ready() for y in results)
+    rendezvous.say("the calls have returned")
+    same(results, [x] * 10)
+    assert threading.get_ident() not in rendezvous.logs["threads"][-10:]
 
 
 @pytest.mark.parametrize(("longer", "are_cheap"), [([0.005], True), ([0.005] * 3, False), ([1], False)])
