@@ -20,7 +20,7 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.call import Call, Lane, failure_here
+from partjit.colocated.runtime.call import Call, Lane, current_calls, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, code_site, without_stop
 from partjit.colocated.runtime.host_values import is_new, put_host_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
@@ -244,8 +244,8 @@ class Specialization(PreparedFunction):
         if not before:
             return True
         now, seconds = time.monotonic(), _CATCH_UP_SECONDS * (1 + len(before))
-        if now < self._catches_up_from or scheduler.is_changing_lanes():
-            return False
+        if now < self._catches_up_from or current_calls() or scheduler.is_changing_lanes():
+            return False  # those before may wait for the call that makes this one
         for last in [call for lane in lanes for call in [*lane.calls][-1:]]:
             if not scheduler.join(last, now + seconds):
                 self._catches_up_from = now + 100 * seconds  # of its time, no more than this is in vain
