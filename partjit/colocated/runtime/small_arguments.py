@@ -1,7 +1,8 @@
 """Small arguments of calls on threads: a program copies all of them, which takes less time than a pin of each.
 
 To compile it takes about as long as hundreds of pins, so that is done for calls that are made often. Of numbers that
-all devices have, such as the metrics of a step, a program of one of them copies its own.
+all devices have, such as the metrics of a step, a program of one of them copies its own. Where no program copies them,
+those over several devices are copied each by itself: a pin takes a step for each device, twice.
 """
 
 import itertools
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from partjit._jax.arrays import ArrayImpl, replica_of
+from partjit._jax.arrays import ArrayImpl, copy_of, replica_of
 from partjit._jax.copying import Copier, copier_of
 from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES, results_are_checked
 from partjit._jax.shardings import device_list, kind_of_memory
@@ -33,9 +34,10 @@ _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
 class SmallArguments:
     """The small ones among the arguments of calls with arguments of the same types and shardings."""
 
-    __slots__ = ("_groups", "_last", "_pins", "_programs")
+    __slots__ = ("_groups", "_last", "_over_devices", "_pins", "_programs")
 
     def __init__(self) -> None:
+        self._over_devices: Sequence[int] | None = None  # the positions of those that are copied by themselves
         self._groups: Sequence[_Group] | None = None
         self._programs: Sequence[_Program] | None = None  # of the groups, once they are compiled
         self._last: Sequence[Callable[[], ArrayImpl | None]] = ()  # the last arguments that are not gone
@@ -52,7 +54,7 @@ class SmallArguments:
             return None
         programs = self._learn(arrays) if self._programs is None else self._programs
         if not programs or results_are_checked():  # for NaNs, which an argument may have
-            return None
+            return self._copied_by_themselves(arrays)
         if USE_OF_DONATED_BUFFERS_CRASHES and any(array.is_deleted() for array in arrays):
             return None
         try:
@@ -67,6 +69,17 @@ class SmallArguments:
         for program, own in zip(programs, made, strict=True):
             for i, copy in zip(program.positions, own, strict=True):
                 copies[i] = copy
+        return copies
+
+    def _copied_by_themselves(self, arrays: Sequence[ArrayImpl]) -> Sequence[ArrayImpl | None] | None:
+        if self._over_devices is None:
+            self._over_devices = [i for i, array in enumerate(arrays) if _is_small_over_devices(array)]
+        if not self._over_devices:
+            return None
+        copies: list[ArrayImpl | None] = [None] * len(arrays)
+        for i in self._over_devices:
+            if not arrays[i].is_deleted():
+                copies[i] = copy_of(arrays[i])
         return copies
 
     def _are_last(self, arrays: Sequence[ArrayImpl]) -> bool:
@@ -164,6 +177,12 @@ def _copied_together(arrays: Sequence[ArrayImpl]) -> Iterator[_Group]:
         totals = itertools.accumulate(size for size, _ in others)
         positions = [i for (_, i), total in zip(others, totals, strict=True) if total <= _MOST]
         yield _Group(positions, are_numbers=False)
+
+
+def _is_small_over_devices(array: ArrayImpl) -> bool:
+    """Whether it is in pieces on several devices, and copied in less time than pinned."""
+    sharding = array.sharding
+    return sharding.num_devices > 1 and not sharding.is_fully_replicated and _bytes_on_all(array) is not None
 
 
 def _bytes_on_all(array: ArrayImpl) -> int | None:

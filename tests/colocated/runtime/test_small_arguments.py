@@ -120,10 +120,27 @@ def test_small_ones_are_copied_and_large_ones_are_pinned():
     assert type(pin) is Pin
 
 
-@pytest.mark.parametrize(("count", "kind"), [(7, Pin), (8, ArrayImpl)])
-def test_over_several_devices_a_program_is_worth_as_many_arguments(mesh, count, kind):
-    arrays = [jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x"))) for _ in range(count)]
-    assert {*map(type, taken(*arrays)[0])} == {kind}
+@pytest.mark.parametrize(("count", "programs"), [(7, 0), (8, 1)])
+def test_over_several_devices_a_program_is_worth_as_many_arguments_and_fewer_are_copied_alone(
+    mesh, count, programs, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(
+        small_arguments, "copier_of", lambda arrays: made.append(len(arrays)) or copying.copier_of(arrays)
+    )
+    arrays = [jax.device_put(np.arange(8, dtype=np.float32) + i, NamedSharding(mesh, P("x"))) for i in range(count)]
+    copies = taken(*arrays)[0]
+    assert len(made) == programs
+    assert {*map(type, copies)} == {ArrayImpl}
+    assert [*map(said_of, copies)] == [*map(said_of, arrays)]
+    assert not {where for x in copies for where in memory_of(x)} & {where for x in arrays for where in memory_of(x)}
+
+
+def test_over_several_devices_large_ones_are_pinned(mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    arrays = [jax.device_put(np.zeros(n, np.float32), sharding) for n in (8, 10**6)]
+    takes, _ = taken(*jax.block_until_ready(arrays))
+    assert [*map(type, takes)] == [ArrayImpl, Pin]
 
 
 def test_of_numbers_that_all_devices_have_a_program_copies_those_of_one_device(mesh, monkeypatch):
