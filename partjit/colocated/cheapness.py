@@ -1,6 +1,13 @@
-"""Whether calls of a function are so cheap that its caller makes them itself."""
+"""Whether calls of a function are so cheap that its caller makes them itself.
 
-__all__ = ["Cheapness"]
+A caller that goes on meanwhile wants the interpreter as well, and a call that is cheap takes several times as long. So
+at first it waits a moment for calls on a thread, and goes on doing so as long as they turn out to be cheap.
+"""
+
+__all__ = ["TRIAL_SECONDS", "Cheapness"]
+
+TRIAL_SECONDS = 4e-4
+"""How long a caller waits for a call on trial."""
 
 _CHEAP_SECONDS = 200e-6
 """Handing a call and its arguments to a thread takes about as long."""
@@ -13,12 +20,18 @@ _INTERRUPTED_SECONDS = 20e-3
 
 
 class Cheapness:
-    """Whether calls of a function are so cheap that handing them to a thread costs more."""
+    """Whether calls of a function are so cheap that handing them to a thread costs more.
 
-    __slots__ = ("_alone_in_a_row", "_calls", "_in_a_row")
+    Attributes:
+        trials: for how many calls on a thread the caller waits a moment, so that it is seen how long they take. There
+            are more whenever there have been twice as many calls.
+    """
+
+    __slots__ = ("_alone_in_a_row", "_calls", "_in_a_row", "trials")
 
     def __init__(self) -> None:
         self._in_a_row = self._alone_in_a_row = self._calls = 0
+        self.trials = 2 * _CHEAP_IN_A_ROW
 
     def measured(self, seconds: float, alone: float | None = None) -> None:
         """Takes note of how long a call took; `alone` without the wait for its arguments, if that is known."""
@@ -27,6 +40,12 @@ class Cheapness:
             return
         self._in_a_row = _in_a_row(self._in_a_row, seconds)
         self._alone_in_a_row = _in_a_row(self._alone_in_a_row, seconds if alone is None else alone)
+        if self._calls & (self._calls - 1) == 0:
+            self.trials = max(self.trials, _CHEAP_IN_A_ROW)
+
+    def tried(self, has_ended: bool) -> None:
+        """Takes note of a trial, and of whether the call ended while its caller waited for it."""
+        self.trials -= 1 if has_ended and self._in_a_row else _CHEAP_IN_A_ROW
 
     @property
     def is_shown(self) -> bool:

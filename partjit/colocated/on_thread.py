@@ -43,14 +43,14 @@ class OnThread:
         name: the name of the function.
         lane, history: those of its object, if it is a method of one.
         uses_jax: whether the function may use jax.
+        cheapness: hears how long calls took; None if nobody wants to know.
 
     Args:
         target: the function.
         tree: the structure of its arguments.
-        cheapness: hears how long calls took; None if nobody wants to know.
     """
 
-    __slots__ = ("_cheapness", "_is_flat", "_target", "_tree", "history", "lane", "name", "uses_jax")
+    __slots__ = ("_is_flat", "_target", "_tree", "cheapness", "history", "lane", "name", "uses_jax")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OnThread:
         self.uses_jax = uses_jax
         self._target = target
         self._tree = tree
-        self._cheapness = cheapness
+        self.cheapness = cheapness
         self._is_flat = are_positional(tree)
 
     def prepared(
@@ -144,8 +144,8 @@ class OnThread:
     ) -> list[Any]:
         if is_profiled():
             target = functools.partial(_profiled, self.name, target)
-        if self._cheapness is not None:
-            target = functools.partial(_measured, self._cheapness, arrays, target)
+        if self.cheapness is not None:
+            target = functools.partial(_measured, self.cheapness, arrays, target)
         if self._is_flat:
             returned = [target(*arrays)]
         else:

@@ -6,6 +6,7 @@ calls of a specialization is found out once; a call is one object, which its cal
 """
 
 import contextvars
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import PyTree
+from partjit.colocated.cheapness import TRIAL_SECONDS
 from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
@@ -35,7 +37,10 @@ def submitted(
     on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
 ) -> PyTree:
     """Submits a call, and returns its results; the arguments are those of `submitted_flat`."""
-    results = submitted_flat(on_thread, takes, stream, out_specs, site)
+    call, results = _submitted(on_thread, takes, stream, out_specs, site)
+    cheapness = on_thread.cheapness
+    if cheapness is not None and cheapness.trials > 0 and not scheduler.is_changing_lanes():
+        cheapness.tried(scheduler.join(call, time.monotonic() + TRIAL_SECONDS))
     return results[0] if out_specs.is_leaf else out_specs.tree.unflatten(results)
 
 
@@ -51,14 +56,20 @@ def submitted_flat(
         out_specs: the specs of its results.
         site: where it is made.
     """
+    return _submitted(on_thread, takes, stream, out_specs, site)[1]
+
+
+def _submitted(
+    on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+) -> tuple[Call, Sequence[jax.Array]]:
     call = _SimpleCall(on_thread, takes, stream, out_specs, site)
     if not out_specs.leaves:
         scheduler.submit(call)
-        return ()
+        return call, ()
     results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
     call.receivers = [*map(_reference, results)]
     scheduler.submit(call)
-    return results
+    return call, results
 
 
 class _SimpleCall(Call):

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
 from partjit import P, colocated, events, pjit
-from partjit.colocated import cheapness, colocated_python, specialization
+from partjit.colocated import cheapness, colocated_python, simple_calls, specialization
 from partjit.colocated.runtime import scheduler
 from tests.colocated import rendezvous
 
@@ -662,6 +662,56 @@ def test_a_cheap_function_is_soon_called_without_a_thread(x):
     assert threading.get_ident() not in rendezvous.logs["g"][1:]
 
 
+@pytest.fixture
+def waits(monkeypatch):
+    """A list that gets, of each wait for a call with a deadline, whether the call ended by then."""
+    waits, join = [], scheduler.join
+
+    def noted(call, deadline=None):
+        has_ended = join(call, deadline)
+        if deadline is not None:
+            waits.append(has_ended)
+        return has_ended
+
+    monkeypatch.setattr(scheduler, "join", noted)
+    return waits
+
+
+def test_a_caller_waits_for_the_first_calls_until_they_are_known_to_be_cheap(x, waits, monkeypatch):
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", float("inf"))
+    monkeypatch.setattr(simple_calls, "TRIAL_SECONDS", rendezvous.SECONDS)
+    f = colocated_python(
+        lambda x: rendezvous.logs["threads"].append(threading.get_ident()), out_specs_fn=lambda x: None
+    )
+    for _ in range(20):
+        f(x)
+    here = threading.get_ident()
+    assert [ident == here for ident in rendezvous.logs["threads"]] == [False] * 10 + [True] * 10
+    assert waits == [True] * 9  # the first one prepares the function
+
+
+def test_a_caller_waits_for_few_of_the_calls_that_take_long(x, waits):
+    f = colocated_python(lambda x: rendezvous.hear("go on") or x, out_specs_fn=lambda x: x)
+    results = [f(x) for _ in range(20)]
+    assert waits == [False, False]
+    rendezvous.say("go on")
+    same(results, [x] * 20)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "has_ended", "most"), [([1], False, 12), ([1e-3], True, 12), ([1e-5, 1e-3], True, 120)]
+)
+def test_the_trials_are_few_among_many_calls(seconds, has_ended, most):
+    shown, trials = cheapness.Cheapness(), 0
+    for i in range(1024):
+        shown.measured(seconds[i % len(seconds)])
+        if shown.trials > 0:
+            shown.tried(has_ended)
+            trials += 1
+    assert 0 < trials <= most
+    assert not shown.is_shown
+
+
 @pytest.fixture(params=[False, True], ids=["function", "method"])
 def cheap(request, x, monkeypatch):
     """A function, or method, that is known to be cheap; it writes down the threads that run it."""
@@ -681,22 +731,20 @@ def cheap(request, x, monkeypatch):
 
 def test_a_cheap_call_runs_in_its_caller_as_soon_as_those_before_it_have_ended(x, cheap, monkeypatch):
     monkeypatch.setattr(specialization, "_CATCH_UP_SECONDS", rendezvous.SECONDS)
-    before = colocated_python(lambda x: rendezvous.hear("go on") or x, out_specs_fn=lambda x: x)
+    before = colocated_python(lambda x: rendezvous.hear("go on") or x, out_specs_fn=lambda x: x, mode="stream")
     before(x)
     threading.Timer(0.05, rendezvous.say, ["go on"]).start()
     same(cheap(x), x)
     assert rendezvous.logs["threads"][-1] == threading.get_ident()
 
 
-def test_cheap_calls_run_on_a_thread_if_those_before_them_take_long_which_one_waits_to_find_out(x, cheap, monkeypatch):
-    waits, wait = [], scheduler.join
-    before = colocated_python(lambda x: rendezvous.hear("the calls have returned") or x, out_specs_fn=lambda x: x)
+def test_cheap_calls_run_on_a_thread_if_those_before_them_take_long_which_one_waits_to_find_out(x, cheap, waits):
+    before = colocated_python(lambda x: rendezvous.hear("go on") or x, out_specs_fn=lambda x: x, mode="stream")
     before(x)
-    monkeypatch.setattr(scheduler, "join", lambda call, deadline=None: waits.append(deadline) or wait(call, deadline))
     results = [cheap(x) for _ in range(10)]
-    assert len([deadline for deadline in waits if deadline is not None]) == 1
+    assert waits == [False]
     assert not any(y.is_ready() for y in results)
-    rendezvous.say("the calls have returned")
+    rendezvous.say("go on")
     same(results, [x] * 10)
     assert threading.get_ident() not in rendezvous.logs["threads"][-10:]
 

@@ -164,12 +164,17 @@ class Destination:
         aval: the type of the arrays.
         sharding, committed: theirs.
         is_explicit: whether these are explicit transfers to jax's transfer guard.
+
+    Attributes:
+        are_used: whether a function used more than the number of one of them. The next ones had better be put at once:
+            an operation on an array that is put when it is used takes several times as long, also once it is there.
     """
 
-    __slots__ = ("_is_explicit", "_is_number", "_least", "_most", "_put", "aval", "committed", "sharding")
+    __slots__ = ("_is_explicit", "_is_number", "_least", "_most", "_put", "are_used", "aval", "committed", "sharding")
 
     def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool, *, is_explicit: bool = False) -> None:
         self._is_explicit = is_explicit
+        self.are_used = False
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
@@ -188,7 +193,8 @@ class Destination:
 
     def when_used(self, value: np.ndarray) -> jax.Array:
         """The array of one that nobody changes; of a number, put on the devices when more than the number is used."""
-        return HostArgument(value, self, value.item()).when_used() if self._is_number else self.put(value)
+        is_lazy = self._is_number and not self.are_used
+        return HostArgument(value, self, value.item()).when_used() if is_lazy else self.put(value)
 
     def put(self, value: np.ndarray) -> jax.Array:
         """The array on the devices."""
@@ -242,14 +248,15 @@ class HostArgument(OnDemand):
         return self._array
 
     def __call__(self) -> jax.Array:
-        """As `array`."""
+        """As `array`, where more than the number is used."""
+        self._destination.are_used = True
         return self.array()
 
     def when_used(self) -> jax.Array:
         """The array; of a number, one that is put on the devices when a function uses more than the number."""
-        if self.number is None:
-            return self.array()
         destination = self._destination
+        if self.number is None or destination.are_used:
+            return self.array()
         return PendingArray.made_by(self, destination.aval, destination.sharding, destination.committed)
 
     def itself(self) -> Any:

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated
+from partjit._jax.arrays import ArrayImpl
 from partjit.colocated import cheapness, colocated_python
 from partjit.colocated.runtime.host_values import Destination
 from tests.census import saw, sees
@@ -154,6 +155,25 @@ def test_a_cheap_call_that_uses_a_number_alone_puts_nothing_on_devices(monkeypat
     note(1, jnp.ones(3))
     colocated.wait()
     assert rendezvous.logs["seen"] == [0, 1]
+
+
+@pytest.mark.parametrize("is_in_program", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "stream"])
+def test_a_number_is_on_the_devices_before_a_function_that_has_computed_with_one_there(mode, is_in_program):
+    def note(i, x):
+        rendezvous.logs["kinds"].append(type(i))
+        rendezvous.logs["seen"].append((x + i).tolist() if rendezvous.logs["computes"] else [float(i)])
+
+    x = jnp.zeros(2)
+    note = colocated_python(note, out_specs_fn=lambda i, x: None, mode=mode)
+    call = partjit.pjit(lambda i, x: note(i, x)) if is_in_program else note
+    for i in range(8):
+        if i == 5:
+            rendezvous.logs["computes"].append(True)
+        call(float(i), x)
+        colocated.wait()
+    assert rendezvous.logs["seen"] == [[0], [1], [2], [3], [4], [5, 5], [6, 6], [7, 7]]
+    assert rendezvous.logs["kinds"][2:] == [colocated.PendingArray] * 4 + [ArrayImpl] * 2
 
 
 def test_pending_arguments_and_those_of_programs_are_as_before(mesh):
