@@ -323,3 +323,38 @@ def test_what_a_branch_is_given_twice_is_donated_once(depth, inner):
         made, expected = pjit(program(noted))(x), jax.jit(program(lambda x: None))(x)
         for result, value in zip(made, expected, strict=True):
             np.testing.assert_allclose(result, value)
+
+
+# Memories
+
+
+def in_other_memories(call, host, device):
+    """Programs with arrays in the memory of the hosts: an argument, a result, and what a call gets or has given."""
+
+    def put(x, where):
+        return jax.device_put(x, where)
+
+    return {
+        "an argument": (pjit(lambda x: call(put(x, device)) + 1), lambda x: np.sin(x) + 1),
+        "a result": (pjit(lambda x: call(x * 2) + 1, out_shardings=host), lambda x: np.sin(2 * x) + 1),
+        "on the way": (pjit(lambda x: put(call(put(x * 2, host)), device) + 1), lambda x: np.sin(2 * x) + 1),
+        "in a loop": (
+            pjit(lambda x: lax.scan(lambda c, _: (put(put(call(c), host), device) * 2, None), x * 1, length=2)[0]),
+            lambda x: 2 * np.sin(2 * np.sin(x)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", in_other_memories(None, None, None))
+def test_a_program_with_calls_has_arrays_in_other_memories(mesh, name):
+    call = colocated_python(np.sin, arrays="numpy", **like)
+    log = colocated_python(lambda x: None, arrays="numpy", **nothing)
+    host, device = (NamedSharding(mesh, P("x"), memory_kind=kind) for kind in ("pinned_host", "device"))
+    program, by_hand = in_other_memories(lambda x: (log(x), call(x))[1], host, device)[name]
+    given = jax.device_put(x, host) if name == "an argument" else x
+    with mesh:
+        for _ in range(2):
+            result = program(given)
+            np.testing.assert_allclose(result, by_hand(x), rtol=1e-5)
+    assert result.sharding.memory_kind == ("pinned_host" if name == "a result" else "device")
+    colocated.wait()
