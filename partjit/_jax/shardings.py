@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax._src import config
 from jax._src.named_sharding import DuplicateSpecError
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax.core import ShapedArray
 from jax.extend.sharding import GSPMDSharding
 from jax.sharding import Sharding
 from jaxlib._hlo import HloSharding, OpSharding
@@ -26,6 +28,7 @@ __all__ = [
     "default_device",
     "device_list",
     "kind_of_memory",
+    "memory_of_type",
     "or_none",
     "or_unspecified",
     "parts_of",
@@ -39,6 +42,11 @@ MaybeSharding = Sharding | UnspecifiedValue
 def kind_of_memory(sharding: Sharding) -> str:
     """That of a sharding: the devices' own, unless it names another one."""
     return sharding.memory_kind or "device"
+
+
+def memory_of_type(aval: ShapedArray) -> str | None:
+    """The memory that a type says its values are in; None if that is the devices' own."""
+    return "pinned_host" if aval.memory_space is jax.memory.Space.Host else None
 
 
 def or_none(sharding: MaybeSharding) -> Sharding | None:
