@@ -1,6 +1,7 @@
 """Programs with colocated calls where they meet the unusual: ahead of time on a named stream or with arrays that lie
 elsewhere, names that are none, keys, uneven shards, calls in loops."""
 
+import contextlib
 from functools import partial
 
 import jax
@@ -393,3 +394,25 @@ def test_a_program_with_calls_has_arrays_in_other_memories(size, name, kind):
             is_on_host = name in ("a result", "a carried value", "a stack", "of a branch")
             assert result.sharding.memory_kind == ("pinned_host" if is_on_host else "device")
     colocated.wait()
+
+
+@pytest.mark.parametrize("where", ["no mesh", "Explicit axes"])
+def test_what_a_loop_puts_into_another_memory_is_there_without_a_mesh_and_over_explicit_axes(where):
+    call, space = colocated_python(np.sin, arrays="numpy", **like), jax.memory.Space
+
+    @pjit
+    def program(x):
+        return lax.scan(
+            lambda c, _: (jax.device_put(call(jax.device_put(c, space.Device)), space.Host), c), x, length=2
+        )
+
+    mesh = jax.make_mesh((8,), ("x",))
+    over, place = contextlib.nullcontext(), SingleDeviceSharding(jax.devices()[3], memory_kind="pinned_host")
+    if where == "Explicit axes":
+        over, place = jax.set_mesh(mesh), NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    with over:
+        last, stack = program(jax.device_put(x, place))
+    np.testing.assert_allclose(last, np.sin(np.sin(x)), rtol=1e-5)
+    np.testing.assert_allclose(stack, np.stack([x, np.sin(x)]), rtol=1e-5)
+    assert [last.sharding.memory_kind, stack.sharding.memory_kind] == ["pinned_host"] * 2
+    assert last.sharding.device_set == place.device_set

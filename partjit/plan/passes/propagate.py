@@ -24,7 +24,7 @@ from partjit._jax.shardings import (
     MaybeSharding,
     UnspecifiedValue,
     default_device,
-    memory_of_type,
+    in_memory_of_type,
     or_none,
 )
 from partjit.colocated.devices import colocated_sharding
@@ -93,7 +93,7 @@ def propagate(
     crossing = [*dict.fromkeys([*crossing, *results_of_hosts(block)])]
     if mesh.empty:
         own = zip(block.inputs, map(or_none, in_shardings), strict=True)
-        return {**dict.fromkeys(crossing, default), **dict(own)}
+        return {**{var: default and in_memory_of_type(default, type_of(var)) for var in crossing}, **dict(own)}
     shardings: dict[Var, Sharding | None] = {**_explicit(block, direct, mesh)}
     inputs = {*block.inputs}
     unknown = [var for var in crossing if var not in shardings and var not in inputs]
@@ -179,9 +179,8 @@ def _chosen(
 
 
 def _sharding(layout: shardy.TensorSharding | None, aval: ShapedArray, mesh: Mesh) -> NamedSharding:
-    memory_kind = memory_of_type(aval)
     if layout is None or not layout.is_of_whole_axes:
-        return NamedSharding(mesh, P(), memory_kind=memory_kind)
+        return in_memory_of_type(NamedSharding(mesh, P()), aval)
     entries: list[str | tuple[str, ...] | None] = []
     for dim, size in zip(layout.axes, aval.shape, strict=False):  # a key has one dimension more on the device
         parts = 1
@@ -194,4 +193,4 @@ def _sharding(layout: shardy.TensorSharding | None, aval: ShapedArray, mesh: Mes
         entries.append(kept[0] if len(kept) == 1 else tuple(kept) or None)
     while entries and entries[-1] is None:
         entries.pop()
-    return NamedSharding(mesh, P(*entries), memory_kind=memory_kind)
+    return in_memory_of_type(NamedSharding(mesh, P(*entries)), aval)
