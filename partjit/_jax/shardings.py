@@ -1,11 +1,13 @@
 """Shardings as jax and XLA have them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
+import jax
 from jax._src import config
 from jax._src.named_sharding import DuplicateSpecError
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax.core import ShapedArray
 from jax.extend.sharding import GSPMDSharding
 from jax.sharding import Sharding
 from jaxlib._hlo import HloSharding, OpSharding
@@ -25,13 +27,16 @@ __all__ = [
     "addressable_devices",
     "default_device",
     "device_list",
+    "in_memory_of_type",
     "kind_of_memory",
+    "memory_of_type",
     "or_none",
     "or_unspecified",
     "parts_of",
     "to_proto",
 ]
 
+S = TypeVar("S", bound=Sharding)
 MaybeSharding = Sharding | UnspecifiedValue
 """Of an argument or result; UNSPECIFIED where the partitioner chooses."""
 
@@ -39,6 +44,17 @@ MaybeSharding = Sharding | UnspecifiedValue
 def kind_of_memory(sharding: Sharding) -> str:
     """That of a sharding: the devices' own, unless it names another one."""
     return sharding.memory_kind or "device"
+
+
+def memory_of_type(aval: ShapedArray) -> str | None:
+    """The memory that a type says its values are in; None if that is the devices' own."""
+    return "pinned_host" if aval.memory_space is jax.memory.Space.Host else None
+
+
+def in_memory_of_type(sharding: S, aval: ShapedArray) -> S:
+    """A sharding in the memory that a type says, unless that is the devices' own."""
+    kind = memory_of_type(aval)
+    return sharding if kind is None else cast(S, sharding.with_memory_kind(kind))
 
 
 def or_none(sharding: MaybeSharding) -> Sharding | None:

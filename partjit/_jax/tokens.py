@@ -7,18 +7,42 @@ from typing import Any
 
 import jax
 from jax._src import dispatch
-from jax.extend.core import Effect
+from jax._src.interpreters import mlir
+from jax.extend.core import ClosedJaxpr, Effect
 
 from partjit._jax.arrays import is_computed
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device
 
-__all__ = ["pass_tokens_on", "wait_for_effect"]
+__all__ = ["allow_memory_kinds", "pass_tokens_on", "wait_for_effect"]
 
 _PAUSE = 0.5e-3
 _passed_on: set[Effect] = set()
 _TokensOfThread: Any = dispatch.RuntimeTokenSet
 _rule_of_jax = _TokensOfThread.get_token_input
+_lowered_by_jax: Any = mlir.lower_jaxpr_to_fun
+
+
+def allow_memory_kinds() -> None:
+    """Lets jax lower a program with tokens that has an array in another memory than the default one.
+
+    Where it has, jax finds more results, tokens among them, than it knows memories of.
+    """
+    mlir.lower_jaxpr_to_fun = _lower_jaxpr_to_fun
+
+
+def _lower_jaxpr_to_fun(
+    ctx: Any,
+    name: str,
+    jaxpr: ClosedJaxpr,
+    effects: Sequence[Effect],
+    *,
+    propagated_out_mem_kinds: Any = None,
+    **more: Any,
+) -> Any:
+    if propagated_out_mem_kinds is not None:
+        propagated_out_mem_kinds = (*[None] * len(effects), *propagated_out_mem_kinds)
+    return _lowered_by_jax(ctx, name, jaxpr, effects, propagated_out_mem_kinds=propagated_out_mem_kinds, **more)
 
 
 def wait_for_effect(effect: Effect, deadline: float | None) -> bool:

@@ -37,6 +37,7 @@ __all__ = [
     "tree_prefix_errors",
     "type_in_program",
     "typed_like",
+    "without_sharding",
 ]
 
 _pe: Any = partial_eval  # its types differ from version to version
@@ -83,11 +84,12 @@ def abstractify(x: object) -> Any:
     mesh = aval.sharding.mesh
     if mesh is empty_abstract_mesh or mesh.empty or manual_axes():
         return aval
-    return _without_sharding(aval)
+    return without_sharding(aval)
 
 
 @functools.lru_cache(maxsize=1024)
-def _without_sharding(aval: ShapedArray) -> ShapedArray:
+def without_sharding(aval: ShapedArray) -> ShapedArray:
+    """A type that does not say how its values are sharded, but still in which memory they are."""
     return ShapedArray(aval.shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
 
 

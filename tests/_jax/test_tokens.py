@@ -1,9 +1,13 @@
-"""Tokens are passed on from program to program for the effect of calls alone, and on the same devices."""
+"""Tokens are passed on from program to program for the effect of calls alone, and on the same devices.
+
+They have no memory of their own, and none is expected of them.
+"""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import io_callback
+from jax.sharding import SingleDeviceSharding
 
 from partjit import colocated
 from partjit._jax import tokens
@@ -44,3 +48,9 @@ def test_effects_of_jax_are_left_to_jax(asked):
     for _ in range(3):
         program(jnp.int32(1))
     assert asked == ["Colocated", *["OrderedIO"] * 3]
+
+
+def test_a_program_with_tokens_has_a_result_in_another_memory(asked):
+    on_host = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    result = jax.jit(lambda x: (nothing(x), x + 1)[1], out_shardings=on_host)(jnp.float32(1))
+    assert (float(result), result.sharding.memory_kind) == (2, "pinned_host")

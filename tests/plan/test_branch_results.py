@@ -194,3 +194,27 @@ def test_a_value_outlives_what_branches_in_a_row_in_a_branch_give_it_as(by_the_h
         z = x * y[0] * 3
         for found, wanted in zip(program(start, p, q), (y + z, z), strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_loop_gives_one_argument_as_a_carried_value_and_another_that_is_its_own(by_the_host):
+    """What an iteration computes is no argument, whatever a branch beside it gives."""
+    look = colocated_python(lambda x: None, mode="inline", **nothing)
+    tick = colocated_python(lambda: None, devices=jax.devices()[:1], **nothing)
+
+    @pjit
+    def program(n, x, y):
+        def iteration(i, carry):
+            count, mine, other = carry
+            mine, other = other, lax.cond(i % 2 == 0, lambda: x, lambda: (look(count), mine)[1])
+            tick()
+            return count + 1, mine, other
+
+        return lax.fori_loop(0, n, iteration, (jnp.zeros(3), y, 2 * y))
+
+    for n in range(4):
+        mine, other = start, 2 * start
+        for i in range(n):
+            mine, other = other, start + 1 if i % 2 == 0 else mine
+        results = program(n, start + 1, start)
+        for found, wanted in zip(results, (np.full(3, n), mine, other), strict=True):
+            np.testing.assert_array_equal(found, wanted)

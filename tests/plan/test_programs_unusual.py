@@ -1,14 +1,18 @@
 """Programs with colocated calls where they meet the unusual: ahead of time on a named stream or with arrays that lie
 elsewhere, names that are none, keys, uneven shards, calls in loops."""
 
+import contextlib
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from partjit import P, colocated, pjit
+from partjit import Mesh, P, colocated, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.ir.names import Names, spelled
 from tests.colocated import rendezvous
@@ -323,3 +327,92 @@ def test_what_a_branch_is_given_twice_is_donated_once(depth, inner):
         made, expected = pjit(program(noted))(x), jax.jit(program(lambda x: None))(x)
         for result, value in zip(made, expected, strict=True):
             np.testing.assert_allclose(result, value)
+
+
+# Memories
+
+
+def in_other_memories(call, host, device):
+    """Programs with arrays in the memory of the hosts, and what they compute, if `call` is `np.sin`."""
+
+    def put(x, where=device):
+        return jax.device_put(x, where)
+
+    def called(x):
+        return put(call(put(x)), host)
+
+    def stacked(x):
+        return lax.scan(lambda c, _: (call(c), put(c, host)), x, length=2)[1]
+
+    names = {"names_which_can_be_saved": [], "names_which_can_be_offloaded": ["x", "y"]}
+    offload = jax.checkpoint_policies.save_and_offload_only_these_names(
+        **names, offload_src="device", offload_dst="pinned_host"
+    )
+
+    @partial(jax.checkpoint, policy=offload)
+    def offloaded(x, _=None):
+        return jnp.sin(checkpoint_name(call(checkpoint_name(x * 2, "x")), "y")), None
+
+    return {
+        "a result": (pjit(lambda x: call(x * 2) + 1, out_shardings=host), lambda x: np.sin(2 * x) + 1),
+        "between calls": (pjit(lambda x: put(called(x * 2)) + call(x)), lambda x: np.sin(2 * x) + np.sin(x)),
+        "a carried value": (
+            pjit(lambda x: lax.fori_loop(0, 2, lambda _, x: called(x), put(x, host))),
+            lambda x: np.sin(np.sin(x)),
+        ),
+        "a stack": (pjit(stacked), lambda x: np.stack([x, np.sin(x)])),
+        "of a branch": (
+            pjit(lambda x: lax.cond(x[0] > 0, called, lambda x: x, put(x, host)), donate_argnums=0),
+            np.sin,
+        ),
+        "residuals": (
+            pjit(jax.grad(lambda x: offloaded(x)[0].sum())),
+            jax.grad(lambda x: jnp.sin(jnp.sin(2 * x)).sum()),
+        ),
+        "residuals of a loop": (
+            pjit(jax.grad(lambda x: lax.scan(offloaded, x, length=2)[0].sum())),
+            jax.grad(lambda x: jnp.sin(jnp.sin(2 * jnp.sin(jnp.sin(2 * x)))).sum()),
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["by the host", "on devices", "answered"])
+@pytest.mark.parametrize("name", in_other_memories(None, None, None))
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_program_with_calls_has_arrays_in_other_memories(size, name, kind):
+    mesh = Mesh(np.array(jax.devices()[:size]), "x")
+    host, device = (NamedSharding(mesh, P("x"), memory_kind=memory) for memory in ("pinned_host", "device"))
+    sine = colocated_python(lambda x: np.sin(x), arrays="numpy", uses_jax=kind != "answered", **like)
+    sine.defvjp(lambda x: (sine(x), jnp.cos(x)), lambda cos, ct: (cos * ct,))
+    log = colocated_python(lambda x: None, arrays="numpy", **nothing)
+    call = (lambda x: (log(x), jnp.sin(x))[1]) if kind == "on devices" else sine
+    program, by_hand = in_other_memories(call, host, device)[name]
+    with mesh:
+        results = [program(jnp.asarray(x)) for _ in range(2)]
+        for result in results:
+            np.testing.assert_allclose(result, by_hand(x), rtol=1e-5, atol=1e-6)
+            is_on_host = name in ("a result", "a carried value", "a stack", "of a branch")
+            assert result.sharding.memory_kind == ("pinned_host" if is_on_host else "device")
+    colocated.wait()
+
+
+@pytest.mark.parametrize("where", ["no mesh", "Explicit axes"])
+def test_what_a_loop_puts_into_another_memory_is_there_without_a_mesh_and_over_explicit_axes(where):
+    call, space = colocated_python(np.sin, arrays="numpy", **like), jax.memory.Space
+
+    @pjit
+    def program(x):
+        return lax.scan(
+            lambda c, _: (jax.device_put(call(jax.device_put(c, space.Device)), space.Host), c), x, length=2
+        )
+
+    mesh = jax.make_mesh((8,), ("x",))
+    over, place = contextlib.nullcontext(), SingleDeviceSharding(jax.devices()[3], memory_kind="pinned_host")
+    if where == "Explicit axes":
+        over, place = jax.set_mesh(mesh), NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    with over:
+        last, stack = program(jax.device_put(x, place))
+    np.testing.assert_allclose(last, np.sin(np.sin(x)), rtol=1e-5)
+    np.testing.assert_allclose(stack, np.stack([x, np.sin(x)]), rtol=1e-5)
+    assert [last.sharding.memory_kind, stack.sharding.memory_kind] == ["pinned_host"] * 2
+    assert last.sharding.device_set == place.device_set

@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxprs_in_params
 
 from partjit._jax import patches
 from partjit._jax.sources import at_site
+from partjit._jax.tokens import allow_memory_kinds
 from partjit._jax.types import Params
 from partjit.colocated.ir.primitive import calls_in, colocated_call_p
 from partjit.colocated.runtime.arrivals import ColocatedEffect
@@ -18,6 +19,7 @@ from partjit.colocated.runtime.arrivals import ColocatedEffect
 def install_patches() -> None:
     """Puts the rules in place; to be called before a call becomes an equation."""
     patches.install(_CALLS)
+    allow_memory_kinds()
 
 
 def _has_effect(of: ClosedJaxpr | JaxprEqn) -> bool:

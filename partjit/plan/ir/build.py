@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of, with_inputs
 from partjit._jax.meshes import without_mesh
 from partjit._jax.sources import nested_source_info
+from partjit._jax.tracing import without_sharding
 from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
 from partjit.plan.ir.nodes import (
@@ -155,10 +156,9 @@ class Builder:
 
     def add(self, fun: Callable[..., Any], *atoms: Atom) -> list[Atom]:
         """The results, flat, of a function of jax on these atoms."""
-        avals = map(type_of, atoms)
-        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+        avals = [without_sharding(type_of(atom)) for atom in atoms]
         with without_mesh():  # a mesh with Explicit axes would be in the types of its results
-            jaxpr = jax.make_jaxpr(fun)(*structs)
+            jaxpr = jax.make_jaxpr(fun)(*avals)
         return self.inline(Block.of_jaxpr(jaxpr), atoms)
 
     def inline(self, block: VarBlock, atoms: Sequence[Atom]) -> list[Atom]:

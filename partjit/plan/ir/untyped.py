@@ -7,6 +7,7 @@ of their arguments and results say, and as shardings of the program's results.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import cast
 
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn
@@ -14,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.jaxprs import new_var, type_of
-from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, in_memory_of_type
 from partjit._jax.untyped import reshard_p, untyped
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.mesh import auto_twin, has_explicit_axes
@@ -83,7 +84,9 @@ def over_auto_axes(
 def _sharding_in_type(aval: object, mesh: Mesh) -> NamedSharding | None:
     """What a type says of all axes of a mesh; None where it says nothing of some."""
     spec = _spec_in_type(aval)
-    return None if spec is None or spec.unconstrained_dims else NamedSharding(mesh, spec.partition_spec)
+    if spec is None or spec.unconstrained_dims:
+        return None
+    return in_memory_of_type(NamedSharding(mesh, spec.partition_spec), cast(ShapedArray, aval))
 
 
 def _part_in_type(aval: object) -> ParsedPartitionSpec | None:

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, type_of
 from partjit._jax.rules import with_values_of_refs
+from partjit._jax.shardings import memory_of_type
 from partjit.calls import makes_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop
@@ -86,7 +87,12 @@ def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dic
 
     def empty(k: int) -> Atom:
         aval = type_of(slices[k])
-        (buffer,) = out.add(lambda: with_weak_type(jax.lax.full((length, *aval.shape), 0, aval.dtype), aval.weak_type))
+
+        def zeros() -> jax.Array:
+            stack = with_weak_type(jax.lax.full((length, *aval.shape), 0, aval.dtype), aval.weak_type)
+            return stack if memory_of_type(aval) is None else jax.device_put(stack, aval.memory_space)
+
+        (buffer,) = out.add(zeros)
         return buffer
 
     def write(buffer: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:

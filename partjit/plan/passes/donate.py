@@ -140,8 +140,9 @@ def _with_distinct(node: Node, given: set[Value], results: set[Value]) -> Node:
 
 
 def _fits(value: Value, result: Value) -> bool:
-    same_type = value.aval.shape == result.aval.shape and value.aval.dtype == result.aval.dtype
-    return same_type and (result.sharding is None or result.sharding == value.sharding)
+    own, other = value.aval, result.aval
+    is_of_type = (own.shape, own.dtype, own.memory_space) == (other.shape, other.dtype, other.memory_space)
+    return is_of_type and (result.sharding is None or result.sharding == value.sharding)
 
 
 def _is_over(node: Node) -> bool:

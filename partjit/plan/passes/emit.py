@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.meshes import without_mesh
+from partjit._jax.tracing import without_sharding
 from partjit.colocated.ir.emission import emit_answered, emit_call, emit_end
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
@@ -121,12 +122,12 @@ def _fragment(
         _, results = run(_Writer(gatherings, calls, mesh, gathered), arrays, jnp.zeros(2, jnp.int32))
         return [*gathered, *results]
 
-    structs = [*map(_struct_of, inputs)]
+    avals = [without_sharding(value.aval) for value in inputs]
     with without_mesh():
         if returns:
-            jaxpr = jax.make_jaxpr(returning)(*structs)
+            jaxpr = jax.make_jaxpr(returning)(*avals)
         else:
-            jaxpr = jax.make_jaxpr(calling)(jax.ShapeDtypeStruct((), jnp.int32), *structs)
+            jaxpr = jax.make_jaxpr(calling)(jax.ShapeDtypeStruct((), jnp.int32), *avals)
     name = next(node.name for node in nodes if not isinstance(node, Fragment))
     return Fragment(
         jaxpr,
@@ -158,10 +159,6 @@ def _with_returned_calls(node: Node) -> Node:
         return node
     nodes = tuple(map(_with_returned_calls, node.block.nodes))
     return with_blocks(node, [dataclasses.replace(node.block, nodes=nodes)])
-
-
-def _struct_of(value: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype, weak_type=value.aval.weak_type)
 
 
 def handed_over(call: ColocatedCall[Value, Value], mesh: Mesh) -> HandedOver:

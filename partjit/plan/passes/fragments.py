@@ -8,7 +8,7 @@ from jax.extend.core import DropVar, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of
-from partjit._jax.shardings import MaybeSharding, or_none, or_unspecified
+from partjit._jax.shardings import MaybeSharding, in_memory_of_type, or_none, or_unspecified
 from partjit.plan.ir.build import read, reading
 from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, Value, VarBlock, VarNode
 from partjit.plan.ir.walk import variables
@@ -57,7 +57,7 @@ def fragments(
             continue
         exports = _Exports(node)
         for i in sorted(i for var in exports.own for i in making.indices.get(var, ())):
-            wanted = or_none(out_shardings[i]) or default
+            wanted = or_none(out_shardings[i]) or (default and in_memory_of_type(default, type_of(block.outputs[i])))
             if wanted is None and not node.inputs and not mesh.empty:
                 wanted = replicated(mesh)  # nothing else would say on which devices it is
             leaving[i] = exports.add(block.outputs[i], new_var(block.outputs[i].aval))

@@ -19,7 +19,14 @@ from partjit import shardy
 from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation
 from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import EMPTY_MESH, under_mesh
-from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, default_device, or_none
+from partjit._jax.shardings import (
+    UNSPECIFIED,
+    MaybeSharding,
+    UnspecifiedValue,
+    default_device,
+    in_memory_of_type,
+    or_none,
+)
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.lowering import opaque_calls
@@ -86,7 +93,7 @@ def propagate(
     crossing = [*dict.fromkeys([*crossing, *results_of_hosts(block)])]
     if mesh.empty:
         own = zip(block.inputs, map(or_none, in_shardings), strict=True)
-        return {**dict.fromkeys(crossing, default), **dict(own)}
+        return {**{var: default and in_memory_of_type(default, type_of(var)) for var in crossing}, **dict(own)}
     shardings: dict[Var, Sharding | None] = {**_explicit(block, direct, mesh)}
     inputs = {*block.inputs}
     unknown = [var for var in crossing if var not in shardings and var not in inputs]
@@ -146,8 +153,8 @@ def _chosen(
 ) -> tuple[list[NamedSharding], list[NamedSharding]]:
     """The shardings over the mesh that the partitioner chooses for the arguments, and for the values at the cut."""
     if mesh.size == 1:
-        everywhere = NamedSharding(mesh, P())
-        return [everywhere] * len(in_shardings), [everywhere] * len(cut)
+        ins, chosen = ([_sharding(None, type_of(var), mesh) for var in own] for own in (block.inputs, cut))
+        return ins, chosen
     results = (*out_shardings, *[UNSPECIFIED] * len(cut))
     with opaque_calls(), under_mesh(mesh):
         jaxpr = jaxpr_of(Block(block.inputs, block.nodes, (*block.outputs, *cut), block.consts))
@@ -173,7 +180,7 @@ def _chosen(
 
 def _sharding(layout: shardy.TensorSharding | None, aval: ShapedArray, mesh: Mesh) -> NamedSharding:
     if layout is None or not layout.is_of_whole_axes:
-        return NamedSharding(mesh, P())
+        return in_memory_of_type(NamedSharding(mesh, P()), aval)
     entries: list[str | tuple[str, ...] | None] = []
     for dim, size in zip(layout.axes, aval.shape, strict=False):  # a key has one dimension more on the device
         parts = 1
@@ -186,4 +193,4 @@ def _sharding(layout: shardy.TensorSharding | None, aval: ShapedArray, mesh: Mes
         entries.append(kept[0] if len(kept) == 1 else tuple(kept) or None)
     while entries and entries[-1] is None:
         entries.pop()
-    return NamedSharding(mesh, P(*entries))
+    return in_memory_of_type(NamedSharding(mesh, P(*entries)), aval)
