@@ -177,9 +177,13 @@ class Gathering:
             The state and the numbers after it.
         """
         count, stacks = state
+        values = [env[value] for value in self.stacked]
+        if any(value.aval.shape for value in self.stacked):
+            # XLA for CPUs updates x in place in `x.at[1:].set(x[:-1])[None]`, also where it reads what it has updated.
+            values = jax.lax.optimization_barrier(values)
         stacks = [
-            self._constrained(value, jax.lax.dynamic_update_index_in_dim(stack, env[value], count, 0))
-            for value, stack in zip(self.stacked, stacks, strict=True)
+            self._constrained(value, jax.lax.dynamic_update_index_in_dim(stack, own, count, 0))
+            for value, own, stack in zip(self.stacked, values, stacks, strict=True)
         ]
         count += 1
         if not self.is_repeated:
