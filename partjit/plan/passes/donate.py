@@ -140,8 +140,10 @@ def _with_distinct(node: Node, given: set[Value], results: set[Value]) -> Node:
 
 
 def _fits(value: Value, result: Value) -> bool:
-    same_type = value.aval.shape == result.aval.shape and value.aval.dtype == result.aval.dtype
-    return same_type and (result.sharding is None or result.sharding == value.sharding)
+    if value.aval.shape != result.aval.shape or value.aval.dtype != result.aval.dtype:
+        return False
+    own, other = value.sharding, result.sharding
+    return other is None or (own is not None and own.is_equivalent_to(other, value.aval.ndim))
 
 
 def _is_over(node: Node) -> bool:
