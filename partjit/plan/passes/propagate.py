@@ -6,7 +6,7 @@ partitioner knows nothing, and only its propagation is run. The values at the cu
 it gives their shardings.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -26,9 +26,10 @@ from partjit.colocated.ir.lowering import opaque_calls
 from partjit.devices import check_needs_no_devices, has_devices_of, incompatible_devices
 from partjit.mesh import is_abstract_mesh
 from partjit.plan.ir.build import jaxpr_of
-from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Loop, VarBlock
 from partjit.plan.ir.walk import variables
 from partjit.plan.passes.explicit import results_of_hosts
+from partjit.plan.passes.forward import origins
 from partjit.xla_rewrites import rewrite
 
 __all__ = ["default_sharding", "default_without_mesh", "mesh_or_of_arguments", "propagate"]
@@ -95,6 +96,7 @@ def propagate(
     if unknown or any(var in read for var, flag in zip(block.inputs, is_open, strict=True) if flag):
         ins, chosen = _chosen(block, in_shardings, out_shardings, mesh, unknown)
         shardings.update(zip(unknown, chosen, strict=True))
+        _spell_as_results(block, shardings, {*unknown})
         in_shardings = [new if flag else old for old, new, flag in zip(in_shardings, ins, is_open, strict=True)]
     shardings.update(zip(block.inputs, map(or_none, in_shardings), strict=True))
     _agree_on_carried(block, shardings)
@@ -114,6 +116,19 @@ def _explicit(block: VarBlock, direct: Mapping[Var, Sharding | None], mesh: Mesh
                 if sharding is not None and isinstance(var, Var):
                     shardings.setdefault(var, sharding)
     return shardings
+
+
+def _spell_as_results(block: VarBlock, shardings: dict[Var, Sharding | None], chosen: Collection[Var]) -> None:
+    """Spells the sharding of what a branch may give as it is like that of its result: P("data", None) for P("data")."""
+    for node in reversed(block.nodes):
+        if not isinstance(node, Branch):
+            continue
+        for result, given in zip(node.outputs, origins(node), strict=True):
+            wanted = shardings.get(result)
+            for var in given.intersection(chosen):
+                own = shardings[var]
+                if own is not None and wanted is not None and own.is_equivalent_to(wanted, type_of(var).ndim):
+                    shardings[var] = wanted
 
 
 def _is_over(sharding: Sharding, mesh: Mesh) -> bool:
