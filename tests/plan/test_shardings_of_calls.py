@@ -262,34 +262,6 @@ def test_the_thread_of_a_call_reshards_what_only_leaves_unless_it_is_shards(mesh
     np.testing.assert_array_equal(y, DOUBLED)
 
 
-@pytest.mark.parametrize(
-    "spec", [P("data"), P(None), P("data", None), P(("data",)), P("one"), P(("data", "one"), None)], ids=str
-)
-def test_however_a_spec_is_spelled_a_state_is_not_copied_for_a_branch_and_is_updated_in_place(spec):
-    """The partitioner spells it in its own way: no `None` at the end, and no axes of size 1."""
-    grid = partjit.Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("data", "one"))
-    look = colocated_python(lambda x: None, stream="looks", out_specs_fn=lambda x: None)
-    as_is = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
-    pairs = X.reshape(4, 2)
-
-    @partial(pjit, in_shardings=(spec, None), out_shardings=spec, donate_argnums=0)
-    def step(x, i):
-        x = 2 * x
-        x = x * as_is(jnp.sum(x))
-        jax.lax.cond(i % 10 == 0, lambda: look(x), lambda: None)
-        return x
-
-    with grid:
-        fragments = [fragment for fragment in step.plan(pairs, 0).fragments if not fragment.by_one_device]
-        result = step(pairs, 0)
-    assert len(fragments) == 2
-    for fragment in fragments:
-        assert [value.aval.shape for value in fragment.outputs].count(pairs.shape) == 1
-        given = zip(fragment.inputs, fragment.donated, strict=True)
-        assert [flag for value, flag in given if value.aval.shape == pairs.shape] == [True]
-    np.testing.assert_array_equal(result, 2 * pairs * (2 * pairs).sum())
-
-
 def test_a_result_of_another_shape_that_says_no_sharding_is_replicated(mesh):
     def total(shard):
         rendezvous.logs["shapes"].append(shard.data.shape)

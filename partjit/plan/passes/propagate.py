@@ -96,9 +96,9 @@ def propagate(
     if unknown or any(var in read for var, flag in zip(block.inputs, is_open, strict=True) if flag):
         ins, chosen = _chosen(block, in_shardings, out_shardings, mesh, unknown)
         shardings.update(zip(unknown, chosen, strict=True))
-        _spell_as_results(block, shardings, {*unknown})
         in_shardings = [new if flag else old for old, new, flag in zip(in_shardings, ins, is_open, strict=True)]
     shardings.update(zip(block.inputs, map(or_none, in_shardings), strict=True))
+    _spell_alike(block, shardings, {*unknown})
     _agree_on_carried(block, shardings)
     return shardings
 
@@ -118,17 +118,23 @@ def _explicit(block: VarBlock, direct: Mapping[Var, Sharding | None], mesh: Mesh
     return shardings
 
 
-def _spell_as_results(block: VarBlock, shardings: dict[Var, Sharding | None], chosen: Collection[Var]) -> None:
-    """Spells the sharding of what a branch may give as it is like that of its result: P("data", None) for P("data")."""
+def _spell_alike(block: VarBlock, shardings: dict[Var, Sharding | None], chosen: Collection[Var]) -> None:
+    """Spells the shardings of a result of a branch and of what it may be as it is alike, as a spec of the user does.
+
+    The partitioner says P("data") for P("data", None), and nothing of axes of size 1.
+    """
     for node in reversed(block.nodes):
         if not isinstance(node, Branch):
             continue
         for result, given in zip(node.outputs, origins(node), strict=True):
-            wanted = shardings.get(result)
-            for var in given.intersection(chosen):
-                own = shardings[var]
-                if own is not None and wanted is not None and own.is_equivalent_to(wanted, type_of(var).ndim):
+            for var in given:
+                own, wanted = shardings.get(var), shardings.get(result)
+                if own is None or wanted is None or not own.is_equivalent_to(wanted, type_of(var).ndim):
+                    continue
+                if var in chosen:
                     shardings[var] = wanted
+                elif result in chosen:
+                    shardings[result] = own
 
 
 def _is_over(sharding: Sharding, mesh: Mesh) -> bool:
