@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
-import partjit
 from partjit import P, colocated, dispatch, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.run import recent
@@ -192,15 +191,16 @@ def test_an_integer_of_too_many_bits_is_named_however_well_the_call_is_known(giv
     colocated.wait()
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize(
-    "spec", [P("data", None), P(None, None), P("one"), P("one", "data"), P(("data", "one"))], ids=str
+    "spec", [P("data"), P("data", None), P(None, None), P("one"), P("one", "data"), P(("data", "one"))], ids=str
 )
-def test_a_state_whose_spec_the_partitioner_spells_in_another_way_is_compiled_for_once(spec):
-    mesh = partjit.Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("data", "one"))
+def test_a_state_whose_spec_results_spell_in_another_way_is_compiled_for_once(spec, kind):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("data", "one"), axis_types=(kind,) * 2)
     step = program("a result")
     state = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh, spec))
     k = jax.device_put(np.float32(0), NamedSharding(mesh, P()))
-    with assert_no_recompile(step, warmup=1) as watched:
+    with jax.set_mesh(mesh), assert_no_recompile(step, warmup=1) as watched:
         for _ in range(3):
             state = watched(state, k)
     np.testing.assert_array_equal(state, np.full((4, 4), 8))

@@ -100,15 +100,16 @@ def plan_of(
 def _as_propagated(sharding: MaybeSharding) -> MaybeSharding:
     """The sharding of an argument, spelled as that of the result which takes its place in the next call.
 
-    The partitioner names no axes of size 1 and no unsharded dimensions at the end; Explicit axes are not its own.
+    The partitioner names no unsharded dimensions at the end, and no axes of size 1, which types over Explicit axes do.
     """
-    if not isinstance(sharding, NamedSharding) or has_explicit_axes(cast(Mesh, sharding.mesh)):
+    if not isinstance(sharding, NamedSharding):
         return sharding
     spec, sizes = sharding.spec, sharding.mesh.shape
+    least = 1 if has_explicit_axes(cast(Mesh, sharding.mesh)) else 2
     entries = []
     for entry in spec:
         axes = (entry,) if isinstance(entry, str) else entry or ()
-        entries.append(tuple(axis for axis in axes if sizes[axis] > 1))
+        entries.append(tuple(axis for axis in axes if sizes[axis] >= least))
     while entries and not entries[-1]:
         entries.pop()
     return sharding.update(spec=PartitionSpec(*entries, unreduced=spec.unreduced, reduced=spec.reduced))
