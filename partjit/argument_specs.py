@@ -60,7 +60,9 @@ def _named(arguments: Arguments, count: int, name: str, signature: inspect.Signa
     untraced = [key for key, _, _ in arguments.static if isinstance(key, int)]
     names = parameter_names(signature, count + len(untraced))
     which = "the traced arguments" if untraced else "the arguments"
-    return Values(f"{which} of {name}", [name for i, name in enumerate(names) if i not in untraced])
+    others = ", ".join(names[i] for i in sorted(untraced))
+    beside = f"; static and host arguments, here {others}, have no specs" if untraced else ""
+    return Values(f"{which} of {name}", [name for i, name in enumerate(names) if i not in untraced], beside)
 
 
 def _check_count(

@@ -24,10 +24,12 @@ class Values:
     Attributes:
         what: the tree: `"the result of step"`.
         path: its key path; for the tuple of the arguments of a call, that of each argument.
+        beside: what follows where these are listed: the arguments that are none of them.
     """
 
     what: str
     path: str | Sequence[str]
+    beside: str = ""
 
     def path_of(self, path: KeyPath) -> str:
         """The key path of a part of it."""
@@ -79,7 +81,7 @@ def _mismatches(arg_name: str, path: KeyPath, specs: PyTree, values: PyTree, nam
     """What is wrong with the node of a spec tree at a key path."""
     where = arg_name + jax.tree_util.keystr(path)
     if not path and not isinstance(name.path, str):
-        yield _no_arguments(arg_name, specs, name.what, name.path)
+        yield _no_arguments(arg_name, specs, name, name.path)
         return
     what = name.path_of(path)
     keys, expected = keys_of(specs), keys_of(values)
@@ -92,7 +94,7 @@ def _mismatches(arg_name: str, path: KeyPath, specs: PyTree, values: PyTree, nam
         yield Mismatch(f"{where} is {kind_of(specs)}, but {what} is {kind_of(values)}", remedy)
 
 
-def _no_arguments(arg_name: str, specs: PyTree, what: str, names: Sequence[str]) -> Mismatch:
+def _no_arguments(arg_name: str, specs: PyTree, name: Values, names: Sequence[str]) -> Mismatch:
     """The mismatch of specs that are for another number of arguments, or for no arguments."""
     remedy = (
         f"give one spec for each of them. Note that pjit {arg_name} that are non-trivial pytrees should always be "
@@ -104,7 +106,7 @@ def _no_arguments(arg_name: str, specs: PyTree, what: str, names: Sequence[str])
             "wrapped in a singleton tuple"
         )
     shown = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-    return Mismatch(f"{arg_name} is {kind_of(specs)}, but {what} are {shown}", remedy)
+    return Mismatch(f"{arg_name} is {kind_of(specs)}, but {name.what} are {shown}{name.beside}", remedy)
 
 
 def _wrong_keys(where: str, what: str, keys: Sequence[object], expected: Sequence[object]) -> Iterator[Mismatch]:

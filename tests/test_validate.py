@@ -546,10 +546,12 @@ def test_a_function_without_a_signature_and_specs_for_more_arguments(mesh):
     assert "in_shardings is a tuple of 2, but the arguments of Unknown are (args[0],)" in str(raised.value)
 
 
-def test_static_arguments_are_none_of_those_that_have_specs(mesh):
+@pytest.mark.parametrize("untraced", ["static_argnums", "host_argnums"])
+def test_static_and_host_arguments_are_none_of_those_that_have_specs(mesh, untraced):
     with mesh, pytest.raises(ShardingError) as raised:
-        pjit(lambda n, a: a, in_shardings=(None, P("x")), static_argnums=0)(2, _X)
-    assert "in_shardings is a tuple of 2, but the traced arguments of <lambda> are (a,)" in str(raised.value)
+        pjit(lambda n, a: a, in_shardings=(None, P("x")), **{untraced: 0})(2, _X)
+    assert "is a tuple of 2, but the traced arguments of <lambda> are (a,); static and host" in str(raised.value)
+    assert "static and host arguments, here n, have no specs\n" in str(raised.value)
 
 
 def named_trees(params, rest):

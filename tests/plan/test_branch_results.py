@@ -77,6 +77,21 @@ def test_a_state_that_a_branch_may_give_as_it_is_passes_through_no_other_fragmen
     assert all(node.jaxpr.eqns for node in walk(plan.nodes) if isinstance(node, Fragment)), plan
 
 
+@pytest.mark.parametrize("name", ["a call", "equations", "of three", "in a branch", "or else", "in a row"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", None), P(("x",), None), P(None, None)], ids=str)
+def test_so_does_one_whose_spec_the_partitioner_spells_in_another_way(name, spec, mesh, by_the_host):
+    form = forms(colocated_python(lambda x: x * 2, **like))[name]
+    state = start.reshape(8, 1)
+    step = pjit(
+        lambda x, p, q: form(x + 1, p, q), in_shardings=(spec, None, None), out_shardings=spec, donate_argnums=0
+    )
+    with mesh:
+        plan = step.plan(state, False, True)
+        results = [step(state, p, q) for p, q in itertools.product((False, True), repeat=2)]
+    assert all(node.jaxpr.eqns for node in walk(plan.nodes) if isinstance(node, Fragment)), plan
+    assert {result.sharding for result in results} == {jax.sharding.NamedSharding(mesh, spec)}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("of_caller", [False, True], ids=["computed", "given"])
 @pytest.mark.parametrize("spec", [None, P("x")], ids=["one device", "mesh"])

@@ -361,6 +361,21 @@ def test_an_integer_too_large_in_a_tree_is_named_before_anything_is_consumed(rea
     logged("log")
 
 
+@pytest.mark.parametrize("result", [None, (), {"loss": None}], ids=str)
+def test_a_program_without_results_that_is_dispatched_by_cpp(result, by_front):
+    note_loss = note("losses")
+
+    @pjit
+    def evaluate(x):
+        note_loss(jnp.sum(x))
+        return result
+
+    x = jnp.ones(3)
+    assert [evaluate(x) for _ in range(4)] == [result] * 4
+    assert by_front[-1]
+    assert logged("losses") == [[3.0]] * 4
+
+
 def test_cleared_it_recognizes_nothing(by_front):
     step = pjit(logs_the_loss)
     for clear in (lambda: None, step.clear_cache, jax.clear_caches):

@@ -244,6 +244,23 @@ def test_an_array_that_a_function_keeps_stays_as_it_is():
     assert not any(x.flags.writeable for x in kept)
 
 
+def test_what_is_updated_from_its_own_elements_is_what_the_program_says(way):
+    note = noted("note")
+
+    def f(x):
+        moved = x.at[1:].set(x[:-1])
+
+        def body(i, total):
+            note(lax.dynamic_update_slice(x, x[:2] * 0.5, (1,)), moved)
+            return total + i
+
+        return lax.fori_loop(0, AT_ONCE, body, jnp.int32(0))
+
+    assert int(pjit(f)(jnp.arange(1.0, 5.0))) == 6
+    colocated.wait()
+    assert rendezvous.logs["note"] == [([1, 0.5, 1, 4], [1, 1, 2, 3])] * AT_ONCE
+
+
 def test_the_plan_says_how_many_at_once():
     log = noted("log", "a")
     plan = pjit(lambda x: lax.fori_loop(0, 9, lambda i, x: (log(i), x + 1)[1], x)).plan(jnp.ones(8))

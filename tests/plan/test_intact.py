@@ -1,6 +1,7 @@
 """A program that is called with an argument that was deleted makes none of its calls."""
 
 import contextlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from partjit import P, colocated, events, pjit
 from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES
+from partjit.plan.run import intact
 from tests.colocated import rendezvous
 
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
@@ -166,3 +168,21 @@ def test_host_values_that_are_one_object_are_passed_twice(meeting):
     value = np.ones(4, np.float32)
     assert [float(result[0]) for result in step(value, value)] == [2, 3]
     assert [float(result) for result in step(1.0, 1.0)] == [2, 3]
+
+
+def test_a_hot_call_asks_for_the_id_of_no_argument(meeting, monkeypatch):
+    """Python audits it: where there is an audit hook, that would take as long as to dispatch the arrays of a model."""
+    log = colocated.colocated_python(lambda x: None, mode="inline", out_specs_fn=lambda x: None)
+
+    @partial(pjit, donate_argnums=0)
+    def step(state):
+        log(state[0])
+        return [x + 1 for x in state]
+
+    asked = []
+    monkeypatch.setattr(intact, "id", asked.append, raising=False)
+    state = [jnp.full((), i) for i in range(5)]
+    for _ in range(3):
+        state = step(state)
+    assert [int(x) for x in state] == [3, 4, 5, 6, 7]
+    assert asked == []

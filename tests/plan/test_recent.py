@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 
-from partjit import colocated, dispatch, pjit
+from partjit import P, colocated, dispatch, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.run import recent
+from partjit.testing import assert_no_recompile
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -187,3 +189,18 @@ def test_an_integer_of_too_many_bits_is_named_however_well_the_call_is_known(giv
             with pytest.raises(OverflowError, match=rf"Argument {re.escape(path)} of step is {2**70}, an int, which"):
                 given(step, 2**70)
     colocated.wait()
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(
+    "spec", [P("data"), P("data", None), P(None, None), P("one"), P("one", "data"), P(("data", "one"))], ids=str
+)
+def test_a_state_whose_spec_results_spell_in_another_way_is_compiled_for_once(spec, kind):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("data", "one"), axis_types=(kind,) * 2)
+    step = program("a result")
+    state = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh, spec))
+    k = jax.device_put(np.float32(0), NamedSharding(mesh, P()))
+    with jax.set_mesh(mesh), assert_no_recompile(step, warmup=1) as watched:
+        for _ in range(3):
+            state = watched(state, k)
+    np.testing.assert_array_equal(state, np.full((4, 4), 8))

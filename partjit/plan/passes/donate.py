@@ -141,8 +141,10 @@ def _with_distinct(node: Node, given: set[Value], results: set[Value]) -> Node:
 
 def _fits(value: Value, result: Value) -> bool:
     own, other = value.aval, result.aval
-    is_of_type = (own.shape, own.dtype, own.memory_space) == (other.shape, other.dtype, other.memory_space)
-    return is_of_type and (result.sharding is None or result.sharding == value.sharding)
+    if (own.shape, own.dtype, own.memory_space) != (other.shape, other.dtype, other.memory_space):
+        return False
+    given, wanted = value.sharding, result.sharding
+    return wanted is None or (given is not None and given.is_equivalent_to(wanted, own.ndim))
 
 
 def _is_over(node: Node) -> bool:

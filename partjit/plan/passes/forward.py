@@ -14,7 +14,7 @@ from partjit.plan.ir.nodes import Branch, ColocatedCall, Forward, Loop, VarBlock
 from partjit.plan.ir.walk import is_host, variables
 from partjit.plan.passes.explicit import is_replicated_stack, results_of_hosts
 
-__all__ = ["Kind", "forward"]
+__all__ = ["Kind", "forward", "origins"]
 
 Kind = Literal["program", "iteration", "branch"]
 
@@ -99,15 +99,15 @@ def _shared(block: VarBlock) -> set[Var]:
     free: set[Var] = set()
     shared: set[Var] = set()
     for node in block.nodes:
-        origins = _origins(node)
-        free -= {var for var, times in collections.Counter(v for own in origins for v in own).items() if times > 1}
-        shared.update(var for var, own in zip(node.outputs, origins, strict=True) if not own <= free)
+        found = origins(node)
+        free -= {var for var, times in collections.Counter(v for own in found for v in own).items() if times > 1}
+        shared.update(var for var, own in zip(node.outputs, found, strict=True) if not own <= free)
         if not isinstance(node, ColocatedCall):
             free.update(var for var in node.outputs if captured[var] == 1 and var not in taken | shared)
     return shared
 
 
-def _origins(node: VarNode) -> list[set[Var]]:
+def origins(node: VarNode) -> list[set[Var]]:
     """For each result of a node which variables it may be as they are: those that it reads, or others inside of it."""
     found: list[set[Var]] = [set() for _ in node.outputs]
     for block in node.blocks if isinstance(node, Loop | Branch) else ():
@@ -115,7 +115,7 @@ def _origins(node: VarNode) -> list[set[Var]]:
         outside = {var: atom for var, atom in zip(block.inputs, read, strict=True) if isinstance(atom, Var)}
         inside: dict[Var, set[Var]] = {}
         for inner in block.nodes:
-            inside.update(zip(inner.outputs, _origins(inner), strict=True))
+            inside.update(zip(inner.outputs, origins(inner), strict=True))
         if isinstance(node, Branch):  # an argument of an iteration that is its result is copied by the devices
             inside.update((var, {var}) for var in block.inputs)
         for own, atom in zip(found, block.outputs, strict=True):

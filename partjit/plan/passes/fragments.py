@@ -160,7 +160,9 @@ class _Making:
         self.env[var] = shared
 
     def _agrees(self, leaving: Var, sharding: Sharding | None) -> bool:
-        return None in (self._shardings[leaving], sharding) or self._shardings[leaving] == sharding
+        own = self._shardings[leaving]
+        # The partitioner says P("data") where a user says P("data", None), and nothing of axes of size 1.
+        return own is None or sharding is None or own.is_equivalent_to(sharding, type_of(leaving).ndim)
 
     def _may_still_run(self, position: int) -> bool:
         node = self._block.nodes[position]

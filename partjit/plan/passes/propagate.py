@@ -6,7 +6,7 @@ partitioner knows nothing, and only its propagation is run. The values at the cu
 it gives their shardings.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -33,9 +33,10 @@ from partjit.colocated.ir.lowering import opaque_calls
 from partjit.devices import check_needs_no_devices, has_devices_of, incompatible_devices
 from partjit.mesh import is_abstract_mesh
 from partjit.plan.ir.build import jaxpr_of
-from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Loop, VarBlock
 from partjit.plan.ir.walk import variables
 from partjit.plan.passes.explicit import results_of_hosts
+from partjit.plan.passes.forward import origins
 from partjit.xla_rewrites import rewrite
 
 __all__ = ["default_sharding", "default_without_mesh", "mesh_or_of_arguments", "propagate"]
@@ -104,6 +105,7 @@ def propagate(
         shardings.update(zip(unknown, chosen, strict=True))
         in_shardings = [new if flag else old for old, new, flag in zip(in_shardings, ins, is_open, strict=True)]
     shardings.update(zip(block.inputs, map(or_none, in_shardings), strict=True))
+    _spell_alike(block, shardings, {*unknown})
     _agree_on_carried(block, shardings)
     return shardings
 
@@ -121,6 +123,25 @@ def _explicit(block: VarBlock, direct: Mapping[Var, Sharding | None], mesh: Mesh
                 if sharding is not None and isinstance(var, Var):
                     shardings.setdefault(var, sharding)
     return shardings
+
+
+def _spell_alike(block: VarBlock, shardings: dict[Var, Sharding | None], chosen: Collection[Var]) -> None:
+    """Spells the shardings of a result of a branch and of what it may be as it is alike, as a spec of the user does.
+
+    The partitioner says P("data") for P("data", None), and nothing of axes of size 1.
+    """
+    for node in reversed(block.nodes):
+        if not isinstance(node, Branch):
+            continue
+        for result, given in zip(node.outputs, origins(node), strict=True):
+            for var in given:
+                own, wanted = shardings.get(var), shardings.get(result)
+                if own is None or wanted is None or not own.is_equivalent_to(wanted, type_of(var).ndim):
+                    continue
+                if var in chosen:
+                    shardings[var] = wanted
+                elif result in chosen:
+                    shardings[result] = own
 
 
 def _is_over(sharding: Sharding, mesh: Mesh) -> bool:

@@ -104,7 +104,7 @@ class AfterFirst:
         if own is None or any(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in first.outputs):
             return None
 
-        is_leaf = treedef_is_leaf(tree)
+        is_leaf = tree.num_leaves == 1 and treedef_is_leaf(tree)  # which None and () are, to jax
 
         def go_on(results: Sequence[jax.Array], args: Sequence[Any]) -> PyTree:
             try:

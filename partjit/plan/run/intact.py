@@ -72,7 +72,8 @@ def refusing_shared(
                 )
 
     def execute_unless_shared(*args: Any) -> Sequence[Any]:
-        if len({*map(id, args)}) < len(args):
+        # Not by `id`: Python 3.12 audits that, and it takes many times as long if there is an audit hook.
+        if len({*map(object.__hash__, args)}) < len(args):
             refuse(args)
         return execute(*args)
 

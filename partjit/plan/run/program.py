@@ -13,13 +13,14 @@ import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.arrays import device_put, is_of_one_process
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.jaxprs import has_types_of_64_bits
 from partjit._jax.moves import resharded
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.threads import with_64_bits
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import chooses_whether_to_call, given_to_calls_without_results, streams_of
@@ -29,6 +30,7 @@ from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.devices import ids_of
+from partjit.mesh import has_explicit_axes
 from partjit.placement import is_placed
 from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value
 from partjit.plan.ir.walk import blocks_of, walk
@@ -75,7 +77,10 @@ def plan_of(
             program does not name.
     """
     jaxpr = low_jaxpr(jaxpr)
-    in_shardings = in_shardings_of(args, in_specs, mesh)
+    in_shardings = tuple(
+        _as_propagated(sharding) if isinstance(spec, UnspecifiedValue) else sharding
+        for spec, sharding in zip(in_specs, in_shardings_of(args, in_specs, mesh), strict=True)
+    )
     out_shardings = shardings_of(out_specs, mesh)
     caller = current_stream()
     caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
@@ -90,6 +95,24 @@ def plan_of(
         return make_plan(
             jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller, numbers, on_devices
         )
+
+
+def _as_propagated(sharding: MaybeSharding) -> MaybeSharding:
+    """The sharding of an argument, spelled as that of the result which takes its place in the next call.
+
+    The partitioner names no unsharded dimensions at the end, and no axes of size 1, which types over Explicit axes do.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    spec, sizes = sharding.spec, sharding.mesh.shape
+    least = 1 if has_explicit_axes(cast(Mesh, sharding.mesh)) else 2
+    entries = []
+    for entry in spec:
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        entries.append(tuple(axis for axis in axes if sizes[axis] >= least))
+    while entries and not entries[-1]:
+        entries.pop()
+    return sharding.update(spec=PartitionSpec(*entries, unreduced=spec.unreduced, reduced=spec.reduced))
 
 
 def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:
