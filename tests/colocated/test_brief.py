@@ -1,4 +1,4 @@
-"""Calls of programs that were brief so far: whoever waits for one runs it, once, in its turn, or their caller at once."""
+"""Calls of programs that were brief so far: whoever waits for one runs it, once and in its turn, or who makes it."""
 
 import threading
 import time
