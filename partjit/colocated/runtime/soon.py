@@ -3,9 +3,10 @@
 Waking a thread for each of them takes its caller a system call, and then both want the interpreter, which together
 takes longer than a short function. Calls for which a thread waits already are put in its lane, and run a few at a time:
 when the moment is over, or when somebody waits for one of them. A call in several lanes is waited for in its first one,
-that of its stream. Where callers want their calls one by one, waiting for more is in vain: then each call is begun as
-soon as it comes. So it is where they wait for results, and where no more calls come, as who has asked a server waits
-for the answer that a call sends.
+that of its stream. Where calls kept coming the next wait is longer, as their caller has to get the interpreter back
+each time. Where callers want their calls one by one, waiting for more is in vain: then each call is begun as soon as it
+comes. So it is where they wait for results, and where no more calls come, as who has asked a server waits for the
+answer that a call sends.
 """
 
 import time
@@ -18,6 +19,8 @@ from partjit.colocated.runtime.interrupts import Flag
 __all__ = ["are_one_by_one", "begin_wait", "end_wait", "forget_after_fork", "hurry", "next_call"]
 
 _SECONDS = 5e-4
+_MOST_MOMENTS = 4
+"""How many times as long a thread waits where calls kept coming."""
 _AT_ONCE_SECONDS = 2e-3
 """How long calls are begun as they come after a caller wanted the result of the one call that had come."""
 _MOST_AT_ONCE_SECONDS = 0.1
@@ -37,7 +40,7 @@ def begin_wait(waiter: Waiter, call: Call) -> bool:
         call: the one that has ended.
     """
     lane, now = call.lanes[0], time.monotonic()
-    is_soon, lane.latest = 0 <= now - lane.latest < _SECONDS, max(now, lane.latest)
+    is_soon, lane.latest = 0 <= now - lane.latest < lane.moments * _SECONDS, max(now, lane.latest)
     if not is_soon or threads.has_no_threads():
         return False
     waiter.hurry, waiter.lane, waiter.is_to_begin = Flag(), weakref.ref(lane), now < lane.at_once_until
@@ -59,11 +62,12 @@ def next_call(waiter: Waiter) -> Call | None:
         waiter.hurry.wait(time.monotonic() + _LONG_SECONDS)
         is_wanted = False
     else:
-        half = time.monotonic() + _SECONDS / 2
-        is_wanted = waiter.hurry.wait(half)
+        half = _moments(waiter) * _SECONDS / 2
+        middle = time.monotonic() + half
+        is_wanted = waiter.hurry.wait(middle)
         if not is_wanted:
             count = _count(waiter)
-            is_wanted = waiter.hurry.wait(half + _SECONDS / 2)
+            is_wanted = waiter.hurry.wait(middle + half)
             is_vain = not is_wanted and 0 < count == _count(waiter)
     lane = _lane_of(waiter)
     is_alone = lane is not None and len(lane.calls) == 1
@@ -77,6 +81,7 @@ def next_call(waiter: Waiter) -> Call | None:
             lane.at_once_until = lane.latest + lane.at_once_seconds
         elif not waiter.is_to_begin:
             lane.at_once_seconds = 0.0
+        lane.moments = 1 if is_wanted or is_vain or waiter.is_to_begin else min(2 * lane.moments, _MOST_MOMENTS)
     return call
 
 
@@ -88,6 +93,11 @@ def are_one_by_one(lane: Lane) -> bool:
 def _count(waiter: Waiter) -> int:
     lane = _lane_of(waiter)
     return 0 if lane is None else len(lane.calls)
+
+
+def _moments(waiter: Waiter) -> int:
+    lane = _lane_of(waiter)
+    return 1 if lane is None else lane.moments
 
 
 def end_wait(waiter: Waiter) -> Call | None:

@@ -708,20 +708,39 @@ def test_calls_whose_effects_are_wanted_one_by_one_begin_as_they_come(monkeypatc
         until(lambda: stream.waiter is None)
 
 
-@pytest.mark.parametrize(("comes", "is_vain"), [((1, 0), True), ((1, 1), False), ((0, 1), False), ((0, 0), False)])
-def test_a_wait_for_more_calls_is_in_vain_if_none_comes_in_its_second_half(comes, is_vain):
-    lane, waiter = Lane(), Waiter()
+def waited(lane, comes, wanted=False):
+    """Has a thread wait at a lane to which so many calls come in each half of the time; returns for how long."""
+    waiter, left, deadlines = Waiter(), [*comes], [time.monotonic()]
 
     def wait(deadline):
         lane.calls.extend(Call("f", ("", 0, ""), lane, [lane], None) for _ in range(left.pop(0)))
-        return False
+        deadlines.append(deadline)
+        return wanted
 
-    left, waiter.hurry = [*comes], types.SimpleNamespace(wait=wait)
+    waiter.hurry = types.SimpleNamespace(wait=wait)
     waiter.lane, lane.waiter = weakref.ref(lane), waiter
     call = soon.next_call(waiter)
-    assert not left
     assert call is (lane.calls[0] if lane.calls else None)
+    lane.calls.clear()
+    return deadlines[-1] - deadlines[0]
+
+
+@pytest.mark.parametrize(("comes", "is_vain"), [((1, 0), True), ((1, 1), False), ((0, 1), False), ((0, 0), False)])
+def test_a_wait_for_more_calls_is_in_vain_if_none_comes_in_its_second_half(comes, is_vain):
+    lane = Lane()
+    waited(lane, comes)
     assert soon.are_one_by_one(lane) == is_vain
+
+
+def test_a_thread_waits_the_longer_for_more_calls_the_longer_they_have_kept_coming(monkeypatch):
+    monkeypatch.setattr(soon, "_SECONDS", 100.0)
+    lane = Lane()
+    kept_coming = [round(waited(lane, (1, 2)) / 100) for _ in range(5)]
+    assert kept_coming == [1, 2, 4, 4, 4]
+    for comes, wanted in [((1, 0), False), ((1, 0), True)]:
+        waited(lane, comes, wanted)
+        assert round(waited(lane, (1, 1)) / 100) == 1
+        assert round(waited(lane, (1, 1)) / 100) == 2
 
 
 def test_a_stream_at_which_a_thread_waits_is_freed(monkeypatch):
