@@ -176,20 +176,25 @@ class CacheMiss:
             values = arguments.agreed_values(values, program.mesh, program.name)
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
+        report = None
         if moved:
             own = len(program.consts)
             self._is_left_out = True
             if self._definition.device is None:
-                self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
+                which = {"shardings": shardings[own:], "paths": program.arg_paths, "indices": [i - own for i in moved]}
+                report = functools.partial(self._misplacement.report, **which)
+                report(values[own:])
         if is_plan:  # which reshards by itself, in all of its processes or in none
             if self.recent is None or self.letting_in.is_new:
                 self.letting_in.let_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
             self._agreement = attempt.runs(plan)
             placing, run = plans.placing_of(plan, values, program.mesh), plans.runnable_of(plan, values, program.mesh)
-            if not moved and not program.consts:
+            if not program.consts:
                 self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
-                self.recent.remember(args, kwargs, program.in_tree, leaves, plan, placing, run, program.out_tree)
+                self.recent.remember(
+                    args, kwargs, program.in_tree, leaves, plan, placing, run, program.out_tree, report
+                )
                 self._is_of_one_process = self._is_of_one_process and self._agreement is None
                 find = self.recent.outcome if self._definition.host == ((), ()) else self._with_objects
                 self._recognized = find if self._is_of_one_process and self.of_arrays is None else None

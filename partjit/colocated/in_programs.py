@@ -13,7 +13,7 @@ from partjit._jax.arrays import ArrayImpl
 from partjit._jax.dispatch import is_profiled
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
-from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime import scheduler, soon
 from partjit.colocated.runtime.call import Call, current_calls, failure_here
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.host_values import is_new, put_host_arguments
@@ -150,12 +150,17 @@ class SpecializationForPrograms(Specialization):
     def _run_at_once(self, leaves: Sequence[Any], site: Site, out_specs: OutSpecs) -> Sequence[jax.Array] | None:
         """Runs a brief call in this thread, with the results and failures of one on a thread, as only timing decides.
 
-        None if it would have to wait for its turn, or if somebody observes or records it.
+        None if it would have to wait for its turn, or for the devices where nobody waits for it, or if somebody
+        observes or records it.
         """
+        if out_specs.leaves and not self._cheapness.is_shown:  # with the wait for its arguments
+            return None
         stream = current_stream()
         if not stream.is_private or stream.calls or current_calls():
             return None
         if events.listeners or journal.current is not None or is_profiled():
+            return None
+        if not out_specs.leaves and not self._readiness.of(leaves, may_wait=soon.are_one_by_one(stream)):
             return None
         if not _ARRAYS.issuperset(map(type, leaves)):
             if PendingArray in map(type, leaves):
@@ -194,16 +199,16 @@ class SpecializationForPrograms(Specialization):
             site: where the user's code makes the call.
             node: its name in the plan.
             is_run_here: whether this thread runs it, which waits for it next; it has no results.
-            is_made_if_brief: whether this thread runs it at once if it is brief.
+            is_made_if_brief: whether this thread runs it at once if it is brief, and its arguments are there.
         """
 
         def submit(*leaves: Any) -> Sequence[jax.Array]:
             out_specs = self.out_specs
-            if is_made_if_brief and out_specs is not None and self._cheapness.is_shown and self._is_brief(out_specs):
+            if is_made_if_brief and out_specs is not None and self._is_brief:
                 results = self._run_at_once(leaves, site, out_specs)
                 if results is not None:
                     return results
-            if not is_run_here and out_specs is not None and self._runs_simply() and not self._is_brief(out_specs):
+            if not is_run_here and out_specs is not None and self._runs_simply() and not self._is_for_waiter(out_specs):
                 takes = self._taken_all(leaves, pinned)
                 return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
             return self._submit_for_program(leaves, pinned, site, node, is_run_here)
@@ -220,7 +225,7 @@ class SpecializationForPrograms(Specialization):
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
-        if not is_run_here and self._runs_simply() and not self._is_brief(out_specs):
+        if not is_run_here and self._runs_simply() and not self._is_for_waiter(out_specs):
             return submitted_flat(self._on_thread, self._taken_all(leaves, pinned), stream, out_specs, site)
         lanes, is_nested = self._lanes(stream)
         entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
@@ -233,7 +238,7 @@ class SpecializationForPrograms(Specialization):
 
         def prepared() -> Prepared:
             made = self._prepared(self._taken_all(leaves, pinned), lanes, stream, out_specs, site, entry)
-            made.call.is_brief = self._is_brief(out_specs)
+            made.call.is_brief = self._is_for_waiter(out_specs)
             return made
 
         if is_run_here:
@@ -241,10 +246,12 @@ class SpecializationForPrograms(Specialization):
             return ()
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 
-    def _is_brief(self, out_specs: OutSpecs) -> bool:
-        """Whether whoever waits for a call had better run it: it takes less than to have another thread do so."""
-        if self._ahead is not None or not out_specs.leaves:  # these run beside the caller
-            return False
-        return (
-            self._is_only_process and self._mode == "auto" and self._stream is None and self._cheapness.is_shown_alone
-        )
+    @property
+    def _is_brief(self) -> bool:
+        """Whether a call takes less than to have another thread run it, as far as its function is concerned."""
+        is_free = self._ahead is None and self._is_only_process and self._mode == "auto" and self._stream is None
+        return is_free and self._cheapness.is_shown_alone
+
+    def _is_for_waiter(self, out_specs: OutSpecs) -> bool:
+        """Whether whoever waits for a call had better run it. Calls without results run beside the caller."""
+        return bool(out_specs.leaves) and self._is_brief

@@ -19,6 +19,7 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.journaling.identity import Place
 from partjit.colocated.on_thread import OnThread
+from partjit.colocated.readiness import Readiness
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site, call_site
@@ -108,6 +109,7 @@ class PreparedFunction:
         self._host_shardings = None if host == shardings else host
         self._cheapness = Cheapness()
         self._catches_up_from = 0.0  # in seconds of `time.monotonic`: from when on a caller waits for a thread again
+        self._readiness = Readiness()
         self._places: dict[str, Place] = {}
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls of programs that were brief so far: whoever waits for one runs it, once, in its turn."""
+"""Calls of programs that were brief so far: whoever waits for one runs it, once and in its turn, or who makes it."""
 
 import threading
 import time
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from partjit import colocated, pjit
-from partjit.colocated import cheapness, colocated_python, colocated_python_class
-from partjit.colocated.runtime import brief, scheduler
+from partjit.colocated import cheapness, colocated_python, colocated_python_class, readiness
+from partjit.colocated.runtime import brief, scheduler, soon
 from partjit.plan import pipeline
 from tests.colocated import rendezvous
 
@@ -326,3 +326,165 @@ def test_only_after_little_and_on_one_cpu(mesh):
     with mesh:
         sharded = pjit(lambda x: call(x.sum()), in_shardings=jax.sharding.PartitionSpec("x"))
         assert not sharded.plan(jnp.ones(8)).makes_brief_calls
+
+
+# Without results
+
+
+class Log:
+    """Notes the threads in which it is called, and with what."""
+
+    def note(self, x):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        rendezvous.logs["values"].append(float(np.asarray(x).ravel()[0]))
+        if rendezvous.logs["values"][-1] < 0:
+            raise ValueError("negative")
+
+
+def log_of_object(**options):
+    return colocated_python_class(Log)().note.specialize(out_specs_fn=lambda x: None, **options)
+
+
+def log_of_function(**options):
+    log = Log()
+    return colocated_python(lambda x: log.note(x), out_specs_fn=lambda x: None, **options)
+
+
+def shown_alone(program, *args):
+    """The program, whose calls were brief often enough."""
+    for _ in range(20):
+        jax.block_until_ready(program(*args))
+        colocated.wait()
+    for log in rendezvous.logs.values():
+        log.clear()
+    return program
+
+
+@pytest.mark.parametrize("made", [log_of_object, log_of_function])
+@pytest.mark.parametrize("count", [1, 8])
+def test_one_without_results_is_made_by_its_caller_if_its_arguments_are_there(made, count, mesh):
+    call = made()
+
+    def step(x, i):
+        call(i)
+        return x @ x
+
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")) if count > 1 else jax.devices()[0]
+    x = jax.device_put(jnp.ones((8, 8)), spec)
+    program = shown_alone(pjit(step), x, 0)
+    for i in range(20):
+        x = program(x, i)
+        assert rendezvous.logs["values"] == [*range(i + 1)]
+    assert {*rendezvous.logs["threads"]} == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("made", [log_of_object, log_of_function])
+def test_the_devices_are_not_waited_for(made):
+    """Nor are calls made before those whose arguments are not there yet."""
+    call = made()
+
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 200, lambda _, x: jnp.sin(x @ x), x)
+
+    def step(x, y):
+        call(x)
+        call(y)
+        return x + 1
+
+    here, x = jnp.zeros(()), jnp.ones((256, 256))
+    program = shown_alone(pjit(step), x, here)
+    for _ in range(5):
+        program(slow(x), here)
+        colocated.wait()
+    assert threading.get_ident() not in rendezvous.logs["threads"]
+    assert rendezvous.logs["values"][1::2] == [0.0] * 5
+
+
+@pytest.mark.parametrize("made", [log_of_object, log_of_function])
+def test_a_moment_is_waited_for_them_where_calls_are_wanted_one_by_one(made, monkeypatch):
+    monkeypatch.setattr(readiness, "_MOMENT", 60.0)
+    monkeypatch.setattr(soon, "are_one_by_one", lambda lane: rendezvous.logs["one by one"] == [True])
+    call = made()
+
+    def step(x):
+        call(jnp.sum(jnp.sin(x @ x)))
+        return x
+
+    x = jnp.zeros((512, 512))
+    program = shown_alone(pjit(step), x)
+    rendezvous.logs["one by one"].append(True)
+    for i in range(5):
+        program(x)
+        assert rendezvous.logs["threads"] == [threading.get_ident()] * (i + 1)
+
+
+def test_where_moments_are_in_vain_few_are_waited_for(monkeypatch):
+    """The second one after one call without, then after three, seven ..."""
+
+    class Never:
+        def is_ready(self):
+            asked.append(1)
+            return False
+
+        def is_deleted(self):
+            return False
+
+    monkeypatch.setattr(readiness, "ArrayImpl", Never)
+    monkeypatch.setattr(readiness, "_MOMENT", 1e-3)
+    asked, waited, found = [], [], readiness.Readiness()
+    for i in range(30):
+        asked.clear()
+        assert not found.of([Never()], may_wait=True)
+        if len(asked) > 1:
+            waited.append(i)
+    assert waited == [0, 2, 6, 14]
+
+
+@pytest.mark.parametrize("made", [log_of_object, log_of_function])
+def test_what_one_without_results_raises_is_raised_by_wait(made):
+    call = made()
+
+    def step(x, i):
+        call(i)
+        return x + 1
+
+    program = shown_alone(pjit(step, donate_argnums=0), np.float32(1), 0)
+    for _ in range(3):
+        assert float(program(jnp.float32(2), -1)) == 3
+        with pytest.raises(ValueError, match="negative") as caught:
+            colocated.wait()
+        assert any("This happened in the colocated call of" in note for note in caught.value.__notes__)
+        assert float(program(jnp.float32(3), 1)) == 4
+        colocated.wait()
+    assert rendezvous.logs["values"] == [-1, 1] * 3
+    assert {*rendezvous.logs["threads"]} == {threading.get_ident()}
+
+
+def test_one_without_results_waits_for_its_turn():
+    call = log_of_object()
+    program = shown_alone(pjit(lambda x: (call(x), x + 1)[1]), jnp.float32(1))
+
+    def waiting(x):
+        rendezvous.hear("go")
+        return x
+
+    gate = colocated_python(waiting, mode="stream", out_specs_fn=lambda x: x)
+    gate(jnp.float32(1))
+    assert float(program(jnp.float32(1))) == 2
+    assert not rendezvous.logs["values"]
+    rendezvous.say("go")
+    colocated.wait()
+    assert rendezvous.logs["values"] == [1]
+    assert threading.get_ident() not in rendezvous.logs["threads"]
+
+
+@pytest.mark.parametrize("options", [{"mode": "stream"}, {"stream": "named"}])
+def test_one_that_asks_for_a_thread_has_it(options):
+    call = log_of_object(**options)
+    program = shown_alone(pjit(lambda x: (call(x), x + 1)[1]), jnp.float32(1))
+    for _ in range(5):
+        program(jnp.float32(1))
+    colocated.wait()
+    assert len(rendezvous.logs["threads"]) == 5
+    assert threading.get_ident() not in rendezvous.logs["threads"]

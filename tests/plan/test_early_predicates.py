@@ -150,15 +150,15 @@ def test_all_devices_make_the_call_where_what_it_gets_would_be_kept_for_it():
         assert asked_of_one_device(step.plan(large[0], 0)) == [True]
 
 
-def with_a_result(i, x):
-    return jax.lax.cond(i % 3 == 2, lambda: (save(i, x), x)[1], lambda: x + 1)
+def with_a_result_that_is_used(i, x):
+    return jax.lax.cond(i % 3 == 2, lambda: (save(i, x), x)[1], lambda: x + 1) * 2
 
 
 def of_an_array(i, x):
     jax.lax.cond((i % 3 == 2) & (x[0, 0] > 0), lambda: save(i, x), lambda: None)
 
 
-@pytest.mark.parametrize("body", [with_a_result, of_an_array])
+@pytest.mark.parametrize("body", [with_a_result_that_is_used, of_an_array])
 def test_all_devices_decide_where_they_have_to(body):
     with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
         step = pjit(lambda i, x: body(i, x))

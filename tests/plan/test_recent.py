@@ -2,6 +2,7 @@
 
 import random
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
-from partjit import P, colocated, dispatch, pjit
+from partjit import P, ReshardWarning, ShardingError, colocated, dispatch, pjit, reshard_policy
 from partjit.colocated import colocated_python
 from partjit.plan.run import recent
 from partjit.testing import assert_no_recompile
@@ -204,3 +205,46 @@ def test_a_state_whose_spec_results_spell_in_another_way_is_compiled_for_once(sp
         for _ in range(3):
             state = watched(state, k)
     np.testing.assert_array_equal(state, np.full((4, 4), 8))
+
+
+@pytest.mark.parametrize("donated", [(), (0, 1)])
+def test_calls_whose_arguments_are_moved_are_recognized_and_still_reported(mesh, inferred, donated):
+    """Warned of once for each line, and refused once that is requested, before any call is made."""
+    log = colocated_python(noted)
+
+    def step(w, x, k):
+        log(k)
+        return w + x.sum(), x * 2
+
+    program = pjit(step, in_shardings=(P("x"), P("x"), None), donate_argnums=donated)
+
+    def given(spec, k):
+        return [jax.device_put(jnp.full((8, 8), k, jnp.float32), NamedSharding(mesh, s)) for s in (P("x"), spec)]
+
+    def called(k, *spec):
+        args = given(P(*spec or (None, "x")), k)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outs = program(*args, k)
+        np.testing.assert_array_equal(outs[0], np.full((8, 8), k + 64 * k))
+        np.testing.assert_array_equal(outs[1], np.full((8, 8), 2 * k))
+        return [warning.category for warning in caught]
+
+    with mesh:
+        assert called(1) == [ReshardWarning]
+        assert [called(k) for k in range(2, 6)] == [[]] * 4
+        assert len(inferred) == 1
+        for k in (7, 8):
+            outs = called(k, "x"), called(k)
+            assert outs == ([], [])
+        assert len(inferred) == 2
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            program(*given(P(None, "x"), 9), 9)  # another line
+        assert [warning.category for warning in caught] == [ReshardWarning]
+        colocated.wait()
+        with reshard_policy("error"), pytest.raises(ShardingError, match="does not match"):
+            program(*given(P(None, "x"), 10), 10)
+        assert len(inferred) == 2
+    colocated.wait()
+    assert rendezvous.logs["sums"] == [1, 2, 3, 4, 5, 7, 7, 8, 8, 9]

@@ -30,16 +30,30 @@ class Lane:
         room: set when there may be room again for waiting callers.
         latest: when a thread last had nothing more to run in it, in seconds of `time.monotonic`; see `soon`.
         at_once_until: until when a call wakes the thread that waits for it, in the same seconds; see `soon`.
+        at_once_seconds: for how long that was last so because no more calls came.
+        moments: how many moments a thread waits for more calls; see `soon`.
         waiter: the thread that waits for the next call, which so needs no other one, if there is one; see `soon`.
     """
 
-    __slots__ = ("__weakref__", "at_once_until", "calls", "latest", "room", "size", "waiter")
+    __slots__ = (
+        "__weakref__",
+        "at_once_seconds",
+        "at_once_until",
+        "calls",
+        "latest",
+        "moments",
+        "room",
+        "size",
+        "waiter",
+    )
 
     def __init__(self, size: float = float("inf")) -> None:
         self.calls: collections.deque[Call] = collections.deque()
         self.size = size
         self.room = Flag()
         self.latest = self.at_once_until = -math.inf
+        self.at_once_seconds = 0.0
+        self.moments = 1
         self.waiter: Waiter | None = None
 
     def fullness(self) -> Flag | None:

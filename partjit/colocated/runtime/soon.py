@@ -3,8 +3,10 @@
 Waking a thread for each of them takes its caller a system call, and then both want the interpreter, which together
 takes longer than a short function. Calls for which a thread waits already are put in its lane, and run a few at a time:
 when the moment is over, or when somebody waits for one of them. A call in several lanes is waited for in its first one,
-that of its stream. Where callers want their results one by one, waiting for more is in vain: then each call is begun as
-soon as it comes.
+that of its stream. Where calls kept coming the next wait is longer, as their caller has to get the interpreter back
+each time. Where callers want their calls one by one, waiting for more is in vain: then each call is begun as soon as it
+comes. So it is where they wait for results, and where no more calls come, as who has asked a server waits for the
+answer that a call sends.
 """
 
 import time
@@ -14,11 +16,15 @@ from partjit.colocated.runtime import lanes, threads
 from partjit.colocated.runtime.call import Call, Lane, Waiter
 from partjit.colocated.runtime.interrupts import Flag
 
-__all__ = ["begin_wait", "end_wait", "forget_after_fork", "hurry", "next_call"]
+__all__ = ["are_one_by_one", "begin_wait", "end_wait", "forget_after_fork", "hurry", "next_call"]
 
 _SECONDS = 5e-4
+_MOST_MOMENTS = 4
+"""How many times as long a thread waits where calls kept coming."""
 _AT_ONCE_SECONDS = 2e-3
 """How long calls are begun as they come after a caller wanted the result of the one call that had come."""
+_MOST_AT_ONCE_SECONDS = 0.1
+"""The same after many waits for more calls that were in vain, each of them the longer."""
 _LONG_SECONDS = 2e-2
 """How long a thread waits for these."""
 
@@ -34,7 +40,7 @@ def begin_wait(waiter: Waiter, call: Call) -> bool:
         call: the one that has ended.
     """
     lane, now = call.lanes[0], time.monotonic()
-    is_soon, lane.latest = 0 <= now - lane.latest < _SECONDS, max(now, lane.latest)
+    is_soon, lane.latest = 0 <= now - lane.latest < lane.moments * _SECONDS, max(now, lane.latest)
     if not is_soon or threads.has_no_threads():
         return False
     waiter.hurry, waiter.lane, waiter.is_to_begin = Flag(), weakref.ref(lane), now < lane.at_once_until
@@ -51,8 +57,18 @@ def _begin(waiter: Waiter, lane: Lane) -> bool:
 
 def next_call(waiter: Waiter) -> Call | None:
     """The call that comes within a moment; waits for it. Nothing else may refer to the lane meanwhile."""
-    seconds = _LONG_SECONDS if waiter.is_to_begin else _SECONDS
-    is_wanted = waiter.hurry.wait(time.monotonic() + seconds) and not waiter.is_to_begin
+    is_vain = False
+    if waiter.is_to_begin:
+        waiter.hurry.wait(time.monotonic() + _LONG_SECONDS)
+        is_wanted = False
+    else:
+        half = _moments(waiter) * _SECONDS / 2
+        middle = time.monotonic() + half
+        is_wanted = waiter.hurry.wait(middle)
+        if not is_wanted:
+            count = _count(waiter)
+            is_wanted = waiter.hurry.wait(middle + half)
+            is_vain = not is_wanted and 0 < count == _count(waiter)
     lane = _lane_of(waiter)
     is_alone = lane is not None and len(lane.calls) == 1
     call = end_wait(waiter)
@@ -60,7 +76,28 @@ def next_call(waiter: Waiter) -> Call | None:
         lane.latest = time.monotonic()
         if is_wanted and is_alone:
             lane.at_once_until = lane.latest + _AT_ONCE_SECONDS
+        elif is_vain:
+            lane.at_once_seconds = min(2 * max(lane.at_once_seconds, _AT_ONCE_SECONDS), _MOST_AT_ONCE_SECONDS)
+            lane.at_once_until = lane.latest + lane.at_once_seconds
+        elif not waiter.is_to_begin:
+            lane.at_once_seconds = 0.0
+        lane.moments = 1 if is_wanted or is_vain or waiter.is_to_begin else min(2 * lane.moments, _MOST_MOMENTS)
     return call
+
+
+def are_one_by_one(lane: Lane) -> bool:
+    """Whether callers want the calls of a lane one by one now, as far as one can tell."""
+    return time.monotonic() < lane.at_once_until
+
+
+def _count(waiter: Waiter) -> int:
+    lane = _lane_of(waiter)
+    return 0 if lane is None else len(lane.calls)
+
+
+def _moments(waiter: Waiter) -> int:
+    lane = _lane_of(waiter)
+    return 1 if lane is None else lane.moments
 
 
 def end_wait(waiter: Waiter) -> Call | None:

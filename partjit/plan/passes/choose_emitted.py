@@ -7,7 +7,7 @@ device work could run beside it that it pays to leave the executable for it.
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -118,30 +118,48 @@ class Executables(NamedTuple):
 def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
     """Marks the loops and branches of a block whose calls their executables can make."""
 
-    def chosen(node: VarNode) -> VarNode:
+    def chosen(node: VarNode, read: Set[Var]) -> VarNode:
         if not isinstance(node, Loop | Branch) or node.on_devices or not _can_be_emitted(node, executables):
             return node
         if executables.on_one_cpu and isinstance(node, Branch) and not has_answered(node):
             return node  # the host reads which one is chosen sooner than it is done with such an executable
-        if isinstance(node, Branch) and _is_asked_of_one_device(node, block, executables):
+        if isinstance(node, Branch) and _is_asked_of_one_device(node, block, executables, read):
             return node
         return dataclasses.replace(node, on_devices=True)
 
     if not executables.make_calls or not any(isinstance(node, Loop | Branch) for node in block.nodes):
         return block
     executables = executables._replace(donated=updated_in_place(block, executables.donated))
-    return dataclasses.replace(block, nodes=tuple(map(chosen, block.nodes)))
+    nodes: list[VarNode] = []
+    read: set[Var] = set()  # by what the devices do later
+    for node in reversed(block.nodes):
+        node = chosen(node, read)
+        nodes.append(node)
+        if not (isinstance(node, ColocatedCall) or (isinstance(node, Branch) and not node.on_devices)):
+            read.update(variables(node.inputs))
+    return dataclasses.replace(block, nodes=tuple(reversed(nodes)))
 
 
-def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Executables) -> bool:
+def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Executables, read: Set[Var]) -> bool:
     """Whether the host finds out which block is chosen, or asks one device, rather than all in each execution to call.
 
-    What the branch reads is then a result of their executable: that must not be much which nobody else needs.
+    Then the devices run another executable where a block computes something, and one more for what they do with it
+    later: to call takes them as long as these two. What the branch reads is a result of their executable: that must not
+    be much which nobody else needs, and which it does not give as it is.
+
+    Args:
+        branch: a branch with calls.
+        block: the block that it is in.
+        executables: what executables can do.
+        read: what devices read later in the block.
     """
-    if branch.outputs or not operations_on_numbers(block, [branch], executables.numbers):
+    if not read.isdisjoint(branch.outputs) or not operations_on_numbers(block, [branch], executables.numbers):
         return False
-    there = {*block.inputs, *block.consts, *variables(block.outputs)}
-    own = {*variables(branch.captured)} - there
+    kept = {*block.inputs, *block.consts, *variables(block.outputs)}
+    for inner in branch.blocks:
+        captured = zip(inner.inputs, branch.captured, strict=True)
+        kept.update(variables(atom for var, atom in captured if var in inner.outputs))
+    own = {*variables(branch.captured)} - kept
     return nbytes(type_of(var) for var in own) <= MOST_BYTES_COPIED
 
 

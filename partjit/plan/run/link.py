@@ -183,7 +183,9 @@ def link(
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             specialization = _specialized(call, default, mesh, SpecializationForPrograms, direct.made)
-            run_call = _caller(call, specialization, own, is_made_if_brief=plan.makes_brief_calls and agreement is None)
+            # One with results may as well be left to whoever waits for it.
+            is_made_if_brief = agreement is None and (plan.makes_brief_calls or not call.outputs)
+            run_call = _caller(call, specialization, own, is_made_if_brief=is_made_if_brief)
             run_call = given_numbers(run_call, call.inputs, numbers, sharding_of)
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
@@ -325,8 +327,8 @@ def _caller(
     pinned = [None if v in of_one and not flag else flag for v, flag in zip(call.inputs, call.pinned, strict=True)]
     if call.is_inline:
         return specialization.calling(distinct, site, node)
-    is_at_once = is_made_if_brief and bool(call.outputs)
-    return specialization.submitting(pinned, site, node, is_run_here=call.is_before_inline, is_made_if_brief=is_at_once)
+    here = call.is_before_inline
+    return specialization.submitting(pinned, site, node, is_run_here=here, is_made_if_brief=is_made_if_brief)
 
 
 def _with_calls(

@@ -57,7 +57,10 @@ _Typed: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
 only the number or name."""
 
 
-_Call: TypeAlias = tuple[object, PyTreeDef, list[object], _Typed, Plan, Placing, Run, PyTreeDef]
+_Call: TypeAlias = tuple[object, PyTreeDef, list[object], _Typed, Plan, Placing, Run, PyTreeDef, "_Report | None"]
+
+_Report: TypeAlias = Callable[[Sequence[object]], None]
+"""What warns of arguments that are resharded, or refuses them, as is requested at the time; from the flat arguments."""
 
 _Continue: TypeAlias = Callable[[Sequence[object]], PyTree]
 """What does the rest of a plan whose first fragment was dispatched, from the arguments, flat or not, to the result."""
@@ -138,7 +141,9 @@ class Recent:
         call = self._recognized(own_tree, found, statics)
         if call is None:
             return None
-        _, _, kinds, _, plan, placing, run, out_tree = call
+        _, _, kinds, _, plan, placing, run, out_tree, report = call
+        if report is not None:
+            report(leaves)
         if recognized is not None:
             recognized(plan)
         kinds[:] = found  # the next call, with results of this one, is compared with these by identity
@@ -212,6 +217,7 @@ class Recent:
         placing: Placing,
         run: Run,
         out_tree: PyTreeDef,
+        report: _Report | None,
     ) -> None:
         """Has calls like this one recognized from here on.
 
@@ -222,18 +228,19 @@ class Recent:
             placing: what is done with such arguments.
             run: the plan, compiled.
             out_tree: the structure of the result.
+            report: reports the arguments that are resharded; None if there are none.
         """
         if all(type(leaf) in _KINDS for leaf in leaves):
             kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
             statics = self._separated(args, kwargs)[2]
             context = _context()
-            call = context, tree, kinds, statics, plan, placing, run, out_tree
+            call = context, tree, kinds, statics, plan, placing, run, out_tree, report
             with self._remembering:
                 self._last = (call, *self._last)[:_FIRST]
                 self._known[context, tree, tuple(kinds), statics] = call
                 if len(self._known) > _MOST:
                     del self._known[next(iter(self._known))]
-            if run.rest is not None:
+            if run.rest is not None and placing.for_calls() is not None:
                 is_flat = not _is_of_arguments(tree, run.rest.inputs)
                 with self._remembering:
                     is_flat = is_flat or any(was_flat for known, _, was_flat in self._fronts if known == statics)
@@ -284,7 +291,7 @@ class Recent:
         call = self._recognized(own_tree, found, statics)
         if call is None or not all(map(has_default_layout, leaves)):
             return None, None, False
-        *_, plan, placing, run, out_tree = call
+        *_, plan, placing, run, out_tree, _ = call
         if run.rest is not None and any(type(leaves[i]) is PendingArray for i in run.rest.dispatched):
             with self._remembering:
                 if own_tree not in self._waits:

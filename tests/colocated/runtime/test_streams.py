@@ -7,6 +7,7 @@ import functools
 import gc
 import threading
 import time
+import types
 import weakref
 
 import jax
@@ -22,7 +23,7 @@ from partjit import P, colocated
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import lanes, scheduler, soon
 from partjit.colocated.runtime import threads as own_threads
-from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.call import Call, Lane, Waiter
 from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -679,6 +680,67 @@ def test_calls_that_are_wanted_one_by_one_begin_as_they_come(monkeypatch):
         stream.waiter.hurry.set()
         until(lambda: stream.waiter is None)
         assert not lanes.unfinished()
+
+
+def test_calls_whose_effects_are_wanted_one_by_one_begin_as_they_come(monkeypatch):
+    """Nobody waits for the call of a server that sends its answer, but whoever wants the answer makes no other one."""
+    monkeypatch.setattr(soon, "_SECONDS", 0.02)
+    for name in ("_AT_ONCE_SECONDS", "_MOST_AT_ONCE_SECONDS", "_LONG_SECONDS"):
+        monkeypatch.setattr(soon, name, 1000.0)
+    answer = colocated_python(
+        lambda x: rendezvous.logs["answers"].append(1), mode="stream", out_specs_fn=lambda x: None
+    )
+
+    def ask():
+        count = len(rendezvous.logs["answers"])
+        answer(one)
+        until(lambda: len(rendezvous.logs["answers"]) > count)
+
+    with colocated.stream() as stream:
+        while not soon.are_one_by_one(stream):
+            ask()
+        until(lambda: stream.waiter is not None and stream.waiter.is_to_begin)
+        monkeypatch.setattr(soon, "_SECONDS", 1000.0)
+        for _ in range(3):
+            ask()
+            until(lambda: stream.waiter is not None)
+        stream.waiter.hurry.set()
+        until(lambda: stream.waiter is None)
+
+
+def waited(lane, comes, wanted=False):
+    """Has a thread wait at a lane to which so many calls come in each half of the time; returns for how long."""
+    waiter, left, deadlines = Waiter(), [*comes], [time.monotonic()]
+
+    def wait(deadline):
+        lane.calls.extend(Call("f", ("", 0, ""), lane, [lane], None) for _ in range(left.pop(0)))
+        deadlines.append(deadline)
+        return wanted
+
+    waiter.hurry = types.SimpleNamespace(wait=wait)
+    waiter.lane, lane.waiter = weakref.ref(lane), waiter
+    call = soon.next_call(waiter)
+    assert call is (lane.calls[0] if lane.calls else None)
+    lane.calls.clear()
+    return deadlines[-1] - deadlines[0]
+
+
+@pytest.mark.parametrize(("comes", "is_vain"), [((1, 0), True), ((1, 1), False), ((0, 1), False), ((0, 0), False)])
+def test_a_wait_for_more_calls_is_in_vain_if_none_comes_in_its_second_half(comes, is_vain):
+    lane = Lane()
+    waited(lane, comes)
+    assert soon.are_one_by_one(lane) == is_vain
+
+
+def test_a_thread_waits_the_longer_for_more_calls_the_longer_they_have_kept_coming(monkeypatch):
+    monkeypatch.setattr(soon, "_SECONDS", 100.0)
+    lane = Lane()
+    kept_coming = [round(waited(lane, (1, 2)) / 100) for _ in range(5)]
+    assert kept_coming == [1, 2, 4, 4, 4]
+    for comes, wanted in [((1, 0), False), ((1, 0), True)]:
+        waited(lane, comes, wanted)
+        assert round(waited(lane, (1, 1)) / 100) == 1
+        assert round(waited(lane, (1, 1)) / 100) == 2
 
 
 def test_a_stream_at_which_a_thread_waits_is_freed(monkeypatch):
