@@ -381,6 +381,7 @@ def test_calls_inside_are_ordered_whichever_threads_run_the_function():
 
     f = colocated_python(outer, mode="stream", out_specs_fn=lambda x: x)
     float(f(jnp.int32(0)))
+    time.sleep(0.1)  # until no thread waits for the next call of the stream
     for i in range(8):  # which keep the idle threads busy
         blocked(stream=f"busy {i}")(one)
     float(f(jnp.int32(1)))
