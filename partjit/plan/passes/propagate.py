@@ -134,7 +134,7 @@ def _spell_alike(block: VarBlock, shardings: dict[Var, Sharding | None], chosen:
         if not isinstance(node, Branch):
             continue
         for result, given in zip(node.outputs, origins(node), strict=True):
-            for var in given:
+            for var in [var for var in shardings if var in given]:  # a set has another order in each process
                 own, wanted = shardings.get(var), shardings.get(result)
                 if own is None or wanted is None or not own.is_equivalent_to(wanted, type_of(var).ndim):
                     continue
