@@ -85,6 +85,29 @@ def test_a_plan_does_not_depend_on_how_specs_are_spelled(shape, spec, respelled)
     assert shown(respelled) == shown(spec)
 
 
+def test_a_plan_is_the_same_each_time_whichever_of_several_spellings_a_branch_may_give():
+    def planned():
+        look = colocated_python(lambda x: None, out_specs_fn=lambda x: None)
+
+        def program(i, *xs):
+            def one_of(*xs):
+                look(xs[0])
+                return xs
+
+            *xs, last = lax.cond(i % 3 == 0, one_of, lambda *xs: xs[::-1], *xs)
+            look(last)
+            return *xs, last
+
+        specs = P("data"), P("model"), P("data", "model"), P(None, "data")
+        step = pjit(program, in_shardings=(None, *specs), donate_argnums=(1, 2, 3, 4))
+        with MESHES[1, 1]:
+            plan = step.plan(3, *[STATE] * 4)
+        return plan.source, [value.sharding for node in plan.nodes for value in node.outputs]
+
+    first = planned()
+    assert [planned() for _ in range(8)] == [first] * 8
+
+
 @pytest.mark.parametrize("spec", [P("data"), P(None), P("data", None), P("model"), P(("data", "model"), None)], ids=str)
 def test_a_state_is_not_copied_for_a_branch_and_is_updated_in_place(spec):
     look = colocated_python(lambda x: None, stream="looks", out_specs_fn=lambda x: None)
