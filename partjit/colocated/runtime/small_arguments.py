@@ -3,16 +3,19 @@
 To compile it takes about as long as hundreds of pins, so that is done for calls that are made often. Of numbers that
 all devices have, such as the metrics of a step, a program of one of them copies its own. Where no program copies them,
 those over several devices are copied each by itself: a pin takes a step for each device, twice.
+
+Large arguments that are still computed cannot be pinned, and are copied as well: many of them by one program.
 """
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from partjit._jax.arrays import ArrayImpl, copy_of, replica_of
+from partjit._jax.arrays import ArrayImpl, copy_of, is_computed, replica_of
 from partjit._jax.copying import Copier, copier_of
 from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES, results_are_checked
 from partjit._jax.shardings import device_list, kind_of_memory
@@ -27,6 +30,8 @@ _MOST = 2**21
 """The bytes, on all devices, that a call copies at most: as many calls may wait as a stream holds."""
 _FEWEST_NUMBERS = 8
 """How many replicated numbers it takes as long to keep one by one as to dispatch a program that copies one of each."""
+_FEWEST_LARGE = 8
+"""How many large arrays a program copies in less time than one by one."""
 _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
 """How many pins take as long as to compile a program, and by how many each of its arguments adds to that."""
 
@@ -34,9 +39,10 @@ _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
 class SmallArguments:
     """The small ones among the arguments of calls with arguments of the same types and shardings."""
 
-    __slots__ = ("_groups", "_last", "_over_devices", "_pins", "_programs")
+    __slots__ = ("_groups", "_large", "_last", "_over_devices", "_pins", "_programs")
 
     def __init__(self) -> None:
+        self._large: _LargeArguments | None = None
         self._over_devices: Sequence[int] | None = None  # the positions of those that are copied by themselves
         self._groups: Sequence[_Group] | None = None
         self._programs: Sequence[_Program] | None = None  # of the groups, once they are compiled
@@ -52,6 +58,17 @@ class SmallArguments:
         """
         if self._are_last(arrays):
             return None
+        if self._large is None:
+            self._large = _LargeArguments(arrays)
+        small, large = self._copies_of_small(arrays), self._large.copies(arrays)
+        if large is None:
+            return small
+        copies: list[Any] = [None] * len(arrays) if small is None else [*small]
+        for i, copy in zip(self._large.positions, large, strict=True):
+            copies[i] = copy
+        return copies
+
+    def _copies_of_small(self, arrays: Sequence[ArrayImpl]) -> Sequence[Any] | None:
         programs = self._learn(arrays) if self._programs is None else self._programs
         if not programs or results_are_checked():  # for NaNs, which an argument may have
             return self._copied_by_themselves(arrays)
@@ -104,6 +121,46 @@ class SmallArguments:
         return programs
 
 
+class _LargeArguments:
+    """The large ones among the arguments of calls, which a program copies where all of them are still computed.
+
+    Args:
+        arrays: the arguments of a call.
+
+    Attributes:
+        positions: which of them these are; empty if they are too few for a program.
+    """
+
+    __slots__ = ("_copied", "_copier", "positions")
+
+    def __init__(self, arrays: Sequence[ArrayImpl]) -> None:
+        large = [i for i, array in enumerate(arrays) if _is_copied(array) and _bytes_on_a_device(array) > _SMALL]
+        positions = [i for i in large if _place_of(arrays[i]) == _place_of(arrays[large[0]])]
+        self.positions: Sequence[int] = positions if len(positions) >= _FEWEST_LARGE else ()
+        self._copier: Copier | None = None
+        self._copied = 0  # how many were copied one by one instead
+
+    def copies(self, arrays: Sequence[ArrayImpl]) -> Sequence[jax.Array] | None:
+        """A copy of each of these; None if some are computed, and so pinned, or where no program is compiled so far."""
+        own = [arrays[i] for i in self.positions]
+        if not own or results_are_checked() or any(array.is_deleted() or is_computed(array) for array in own):
+            return None
+        if self._copier is None:
+            self._copied += len(own)
+            if self._copied < _PINS_OF_A_PROGRAM + _PINS_OF_AN_ARGUMENT * len(own):
+                return None
+            self._copier = _copier_of(own)
+            if self._copier is None:
+                self.positions = ()
+                return None
+        try:
+            return self._copier(*own)
+        except Exception:
+            if any(array.is_deleted() for array in own):
+                return None
+            raise
+
+
 class _Group(NamedTuple):
     """Arguments that one program copies.
 
@@ -150,13 +207,17 @@ class _Program:
 
 def _compiled(group: _Group, arrays: Sequence[ArrayImpl]) -> _Program | None:
     """The program of a group; None if there is none: one was deleted, or is of a type that programs do not have."""
+    copier = _copier_of(group.of(arrays))
+    return None if copier is None else _Program(group, copier, len(arrays))
+
+
+def _copier_of(arrays: Sequence[ArrayImpl]) -> Copier | None:
     try:
-        copier = copier_of(group.of(arrays))
+        return copier_of(arrays)
     except Exception as error:
         if is_interrupt(error):
             raise
         return None
-    return None if copier is None else _Program(group, copier, len(arrays))
 
 
 def _refers_to(reference: Callable[[], ArrayImpl | None], array: ArrayImpl) -> bool:
@@ -187,15 +248,20 @@ def _is_small_over_devices(array: ArrayImpl) -> bool:
 
 def _bytes_on_all(array: ArrayImpl) -> int | None:
     """The bytes of an array on all devices; None unless it is small and can be copied."""
-    sharding, dtype = array.sharding, array.dtype
+    size = _bytes_on_a_device(array) if _is_copied(array) else _SMALL + 1
+    return size * array.sharding.num_devices if size <= _SMALL else None
+
+
+def _is_copied(array: ArrayImpl) -> bool:
+    """Whether a program of this process can copy it."""
+    dtype, sharding = array.dtype, array.sharding
     if not any(jax.numpy.issubdtype(dtype, kind) for kind in (jax.numpy.number, jax.numpy.bool_)):
-        return None
-    if not sharding.is_fully_addressable or kind_of_memory(sharding) != "device":
-        return None
-    size = dtype.itemsize
-    for count in sharding.shard_shape(array.shape):
-        size *= count
-    return size * sharding.num_devices if size <= _SMALL else None
+        return False
+    return sharding.is_fully_addressable and kind_of_memory(sharding) == "device"
+
+
+def _bytes_on_a_device(array: ArrayImpl) -> int:
+    return array.dtype.itemsize * math.prod(array.sharding.shard_shape(array.shape))
 
 
 def _place_of(array: ArrayImpl) -> tuple[object, bool]:

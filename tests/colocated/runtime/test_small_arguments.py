@@ -143,6 +143,25 @@ def test_over_several_devices_large_ones_are_pinned(mesh):
     assert [*map(type, takes)] == [ArrayImpl, Pin]
 
 
+@pytest.mark.parametrize("one_is_computed", [False, True])
+def test_large_ones_that_are_all_still_computed_are_copied_by_one_program(mesh, one_is_computed, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        small_arguments, "copier_of", lambda arrays: made.append(len(arrays)) or copying.copier_of(arrays)
+    )
+    sharding = NamedSharding(mesh, P("x"))
+    arrays = [jax.device_put(np.arange(10**5, dtype=np.float32) + i, sharding) for i in range(10)]
+    arrays = jax.block_until_ready([jnp.ones(8), *arrays])
+    monkeypatch.setattr(small_arguments, "is_computed", lambda array: one_is_computed and array is arrays[1])
+    takes = taken(*arrays)[0]
+    assert (10 in made) is not one_is_computed
+    assert {*map(type, takes[1:])} == {Pin if one_is_computed else ArrayImpl}
+    own = borrowed(takes)
+    assert [*map(said_of, own)] == [*map(said_of, arrays)]
+    shared = {where for x in own for where in memory_of(x)} & {where for x in arrays[1:] for where in memory_of(x)}
+    assert bool(shared) is one_is_computed
+
+
 def test_of_numbers_that_all_devices_have_a_program_copies_those_of_one_device(mesh, monkeypatch):
     copied = []
 
