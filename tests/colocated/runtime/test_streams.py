@@ -698,8 +698,11 @@ def test_calls_whose_effects_are_wanted_one_by_one_begin_as_they_come(monkeypatc
         until(lambda: len(rendezvous.logs["answers"]) > count)
 
     with colocated.stream() as stream:
-        while not soon.are_one_by_one(stream):
+        for _ in range(200):
+            if soon.are_one_by_one(stream):
+                break
             ask()
+        assert soon.are_one_by_one(stream)
         until(lambda: stream.waiter is not None and stream.waiter.is_to_begin)
         monkeypatch.setattr(soon, "_SECONDS", 1000.0)
         for _ in range(3):
