@@ -1,6 +1,7 @@
 """Programs with colocated calls and refs, which the host does not have."""
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from partjit import P, ShardingError, colocated, pjit, set_mesh
 from partjit.colocated import colocated_python
 from tests.colocated import rendezvous
+from tests.effort import sample
 
 lax = jax.lax
 
@@ -156,9 +158,11 @@ def awaited(call, ref, other):
 PROGRAMS = [by_calls, loop, accumulated, indexed, nested, branches, awaited]
 
 
-@pytest.mark.parametrize("place", ["a device", "a mesh", "a mesh with Explicit axes"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("program", PROGRAMS)
+PLACES = ["a device", "a mesh", "a mesh with Explicit axes"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("program", "kind", "place"), sample([*itertools.product(PROGRAMS, KINDS, PLACES)], 2))
 def test_refs_of_the_caller_are_read_and_written_as_without_calls(mesh, program, kind, place):
     if "Explicit" in place:
         if program is indexed:
