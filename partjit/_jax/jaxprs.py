@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from jax._src import effects
+from jax._src.custom_batching import custom_vmap_p
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import (
     ClosedJaxpr,
@@ -80,13 +81,14 @@ _CLOSED_CALLS = {
     primitives.custom_vjp_call_p: "call_jaxpr",
     primitives.remat_p: "jaxpr",
     primitives.closed_call_p: "call_jaxpr",
+    custom_vmap_p: "call",
 }
 
 
 def called_jaxpr(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[ArrayLike]] | None:
     """The open jaxpr and the constants of what one of jax's equations calls exactly once; None for other equations.
 
-    These are nested `jax.jit`, functions with custom derivatives, and `jax.checkpoint`.
+    These are nested `jax.jit`, functions with custom derivatives or a custom batching rule, and `jax.checkpoint`.
     """
     name = _CLOSED_CALLS.get(eqn.primitive)
     if name is None:

@@ -222,21 +222,45 @@ def test_per_shard_calls_that_return_nothing_anywhere_return_nothing(mesh, meeti
     assert call(jax.device_put(x, NamedSharding(mesh, P("x")))) is None
 
 
+# Rules of the user's for batches
+
+
+@pytest.mark.parametrize("nested", [lambda fun: fun, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("is_sequential", [False, True])
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_functions_with_batching_rules_of_their_own_make_the_calls_of_what_is_evaluated(
+    is_batched, is_sequential, nested, meeting
+):
+    def note(x, rule):
+        rendezvous.logs["notes"].append((rule, np.asarray(x).tolist()))
+        return 2 * x
+
+    noted = colocated_python(note, **like)
+    if is_sequential:
+        own = jax.custom_batching.sequential_vmap(lambda x: noted(x, "own") + 1)
+    else:
+        own = jax.custom_batching.custom_vmap(lambda x: noted(x, "own") + 1)
+        own.def_vmap(lambda size, are_batched, x: (noted(x, "batch") + 1, True))
+    fun = nested(jax.vmap(own) if is_batched else own)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(pjit(lambda x: fun(x + 1))(x), 2 * (x + 1) + 1)
+    calls = {True: [("own", value) for value in (1, 2, 3)], False: [("batch", [1, 2, 3])]}
+    assert rendezvous.logs["notes"] == (calls[is_sequential] if is_batched else [("own", [1, 2, 3])])
+
+
 # Out of reach
 
 
 @pytest.mark.parametrize("nested", [lambda fun: fun, jax.jit, pjit])
 def test_a_call_that_the_host_cannot_make_is_refused_with_its_line(mesh, nested):
     double = colocated_python(lambda x: 2 * x, **like)
-    batched = jax.custom_batching.custom_vmap(lambda x: double(x))
-    batched.def_vmap(lambda size, are_batched, x: (double(x), True))
 
     @nested
     def fun(x):
-        return batched(x)  # this line
+        return jax.custom_derivatives.linear_call(lambda _, x: double(x), lambda _, ct: 2 * ct, (), x)  # this line
 
     line = getattr(fun, "__wrapped__", fun).__code__.co_firstlineno + 2
-    where = f"called inside of a custom_vmap_call at {__file__}:{line} in fun: a program can"
+    where = f"called inside of a linear_call at {__file__}:{line} in fun: a program can"
     with mesh, pytest.raises(ValueError, match=where):
         pjit(lambda x: fun(x))(x)
 

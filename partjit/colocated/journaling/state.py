@@ -96,8 +96,8 @@ def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
         ]
         dtype = np.dtype(leaf.dtype)
     else:
-        value = np.asarray(leaf)
-        if value.dtype.kind in "OT" or isinstance(leaf, str | bytes):
+        value = _integer(leaf) if isinstance(leaf, int) else np.asarray(leaf)
+        if value.dtype.hasobject or value.dtype.kind == "T" or isinstance(leaf, str | bytes):
             raise TypeError(
                 f"Journal.commit: {path} is {shown(leaf)}, which is neither an array nor a number: leave it out of the "
                 "state, or commit a number or an array in its place"
@@ -111,6 +111,13 @@ def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
         sink.write(contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b"")
         pieces.append(_Stored(index, start, sink.length - start))
     return _Leaf(tuple(shape), dtype, pieces)
+
+
+def _integer(value: int) -> np.ndarray:
+    """A Python integer as NumPy's, or as its bytes where 64 bits do not hold it."""
+    if -(2**63) <= value < 2**63:
+        return np.asarray(value)
+    return np.asarray(np.void(value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)))
 
 
 class _Source(NamedTuple):
@@ -143,6 +150,8 @@ def read_state(files: Mapping[str, Checksum], like: PyTree) -> PyTree:
         if path in found:
             shape, dtype = _shape_and_dtype(leaf)
             own = found[path][0].leaf
+            if _is_integer(leaf) and own.dtype.kind == "V" and own.dtype.names is None:
+                shape, dtype = own.shape, own.dtype  # of any size
             if (own.shape, own.dtype) != (shape, dtype):
                 differing.append(f"{path} is {own.dtype}{[*own.shape]} in the journal, and {dtype}{[*shape]} here")
             elif not differing:
@@ -158,7 +167,11 @@ def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
         return data.shape, np.dtype(data.dtype)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(leaf.shape), np.dtype(leaf.dtype)
-    return np.shape(leaf), np.asarray(leaf).dtype
+    return np.shape(leaf), np.dtype(int) if _is_integer(leaf) else np.asarray(leaf).dtype
+
+
+def _is_integer(leaf: Any) -> bool:
+    return isinstance(leaf, int) and not isinstance(leaf, bool)
 
 
 def _restored(sources: Sequence[_Source], leaf: Any, path: str) -> Any:
@@ -168,6 +181,8 @@ def _restored(sources: Sequence[_Source], leaf: Any, path: str) -> Any:
     def part(slices: tuple[slice, ...] | None) -> np.ndarray:
         return _part(sources, index_of(slices or everything, shape), dtype, path)
 
+    if _is_integer(leaf) and dtype.kind == "V":
+        return type(leaf)(int.from_bytes(part(everything).tobytes(), "little", signed=True))
     if isinstance(leaf, bool | int | float | complex):
         return type(leaf)(part(everything)[()])
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):

@@ -60,6 +60,7 @@ ONLY_INNER = {
     "cond",
     "custom_jvp_call",
     "custom_vjp_call",
+    "custom_vmap_call",
     "scan",
     "while",
 }

@@ -1,7 +1,8 @@
 """Inlining: nested programs that make calls are put in the place of their equations, and calls become nodes.
 
-Nested programs are `pjit` and `jax.jit`, functions with custom derivatives, `jax.checkpoint`, and what a linear solve
-evaluates. Those without calls stay as they are. What their specs say of arguments and results becomes constraints.
+Nested programs are `pjit` and `jax.jit`, functions with custom derivatives or batching rules, `jax.checkpoint`, and
+what a linear solve evaluates. Those without calls stay as they are. What their specs say of arguments and results
+becomes constraints.
 """
 
 from collections.abc import Sequence
@@ -155,6 +156,6 @@ def _out_of_reach(eqn: JaxprEqn) -> ValueError:
     return ValueError(
         f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "
         f"{'are' if len(names) > 1 else 'is'} called inside of {where}: a program can make calls in nested pjit, jit, "
-        "custom_jvp, custom_vjp and checkpoint, in scan, while_loop, fori_loop, cond and switch, and in shard_map, but "
-        "not there. Call it before or after"
+        "custom_jvp, custom_vjp, custom_vmap and checkpoint, in scan, while_loop, fori_loop, cond and switch, and in "
+        "shard_map, but not there. Call it before or after"
     )

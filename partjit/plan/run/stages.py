@@ -95,6 +95,16 @@ class _Stage:
         self._structs = structs
         self._fragments = lower_plan(plan, program.mesh)
 
+    @property
+    def in_avals(self) -> PyTree:
+        """A tree like `(args, kwargs)` of abstract values."""
+        return jax.tree.unflatten(self.in_tree, self._program.jaxpr.in_avals)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The numbers of the flat arguments that are donated."""
+        return tuple(i for i, donated in enumerate(self._program.donated_invars) if donated)
+
     def _repr_html_(self) -> str:
         return self.plan._repr_html_()
 
@@ -104,11 +114,6 @@ class PlannedLowered(_Stage):
 
     def __repr__(self) -> str:
         return f"<lowered {repr(self.plan)[1:]}"
-
-    @property
-    def donate_argnums(self) -> tuple[int, ...]:
-        """The numbers of the flat arguments that are donated."""
-        return tuple(i for i, donated in enumerate(self._program.donated_invars) if donated)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The text of all fragments, each under its name."""

@@ -497,6 +497,19 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
         assert not isinstance(expected, jax.Array) or one_of_them.weak_type == expected.weak_type
 
 
+INTEGERS = [0, *(sign * 2**bits + more for sign in (-1, 1) for bits in (7, 63, 64, 100) for more in (-1, 0, 1))]
+
+
+def test_integers_of_any_size_come_back_whatever_stands_for_them(tmp_path):
+    with colocated.journal(tmp_path) as journal:
+        journal.commit(INTEGERS)
+    with colocated.journal(tmp_path) as journal:
+        for like in (INTEGERS, INTEGERS[::-1]):
+            assert journal.restore(like) == INTEGERS
+        with pytest.raises(JournalError, match=r"\[1\] is int64\[\] in the journal, and bool\[\] here"):
+            journal.restore([0, True, *INTEGERS[2:]])
+
+
 @pytest.mark.parametrize(
     "leaf", ["run 7", b"run 7", jnp.sin, np.array(["run 7", None])], ids=lambda x: type(x).__name__
 )
