@@ -4,7 +4,7 @@ A caller that goes on meanwhile wants the interpreter as well, and a call that i
 at first it waits a moment for calls on a thread, and goes on doing so as long as they turn out to be cheap.
 """
 
-__all__ = ["TRIAL_SECONDS", "Cheapness"]
+__all__ = ["INTERRUPTED_SECONDS", "TRIAL_SECONDS", "Cheapness"]
 
 TRIAL_SECONDS = 4e-4
 """How long a caller waits for a call on trial."""
@@ -15,7 +15,7 @@ _CHEAP_IN_A_ROW = 10
 """How many calls must have been cheap, one after another, before the next one runs in its caller."""
 _MOST_IN_A_ROW = 4 * _CHEAP_IN_A_ROW
 """How many are remembered. Each call that is not cheap halves them: the third one is the last in its caller."""
-_INTERRUPTED_SECONDS = 20e-3
+INTERRUPTED_SECONDS = 20e-3
 """A call that takes less may have been cheap, while its thread did not run: the system ran others in between."""
 
 
@@ -67,4 +67,4 @@ def _in_a_row(before: int, seconds: float) -> int:
     """How many calls are counted as cheap, one after another, after one that took so long."""
     if seconds < _CHEAP_SECONDS:
         return min(before + 1, _MOST_IN_A_ROW)
-    return before // 2 if seconds < _INTERRUPTED_SECONDS else 0
+    return before // 2 if seconds < INTERRUPTED_SECONDS else 0

@@ -16,6 +16,7 @@ from partjit import events
 from partjit._jax.arrays import ArrayImpl
 from partjit._jax.types import PyTree
 from partjit.colocated.agreement import refusals
+from partjit.colocated.cheapness import INTERRUPTED_SECONDS
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
@@ -37,6 +38,8 @@ __all__ = ["Specialization"]
 _perf_counter = time.perf_counter
 _CATCH_UP_SECONDS = 2e-4
 """How long a caller waits for each of the calls before one that it would rather run itself."""
+_MOST_ATTEMPTS = 10
+"""How often it does so where another thread was quicker each time."""
 
 
 class Specialization(PreparedFunction):
@@ -228,9 +231,13 @@ class Specialization(PreparedFunction):
         is_ahead = self._history is not None and self._history.is_ahead
         if is_cheap and not is_ahead and all(map(_has_value, leaves)) and self._has_caught_up(lanes):
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(put_host_arguments(leaves))))
-            result = self._run_if_free(functools.partial(self._run_cheap, args, kwargs, stream, entry), lanes, stream)
-            if result is not scheduler.NOT_FREE:
-                return result
+            run = functools.partial(self._run_cheap, args, kwargs, stream, entry)
+            for _ in range(_MOST_ATTEMPTS):
+                result = self._run_if_free(run, lanes, stream)
+                if result is not scheduler.NOT_FREE:
+                    return result
+                if not self._has_caught_up(lanes):
+                    break
         takes = self._pinned_all(leaves)
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site(), entry)
         return out_specs.tree.unflatten(prepared.submit())
@@ -238,12 +245,15 @@ class Specialization(PreparedFunction):
     def _has_caught_up(self, lanes: Sequence[Lane]) -> bool:
         """Whether nothing comes before a cheap call; waits a moment for that, as otherwise its caller never catches up.
 
-        The thread that runs the calls before it takes as long for each as this one takes to hand over the next.
+        The thread that runs the calls before it takes as long for each as this one takes to hand over the next. Where
+        other callers run them, this one waits as they wait for it: handing over its own would keep these waiting, too.
         """
         before = [call for lane in lanes for call in [*lane.calls]]
         if not before:
             return True
         now, seconds = time.monotonic(), _CATCH_UP_SECONDS * (1 + len(before))
+        if all(call.is_run_by_caller for call in before):
+            seconds = INTERRUPTED_SECONDS
         if now < self._catches_up_from or current_calls() or scheduler.is_changing_lanes():
             return False  # those before may wait for the call that makes this one
         for last in [call for lane in lanes for call in [*lane.calls][-1:]]:

@@ -738,6 +738,38 @@ def test_a_cheap_call_runs_in_its_caller_as_soon_as_those_before_it_have_ended(x
     assert rendezvous.logs["threads"][-1] == threading.get_ident()
 
 
+@pytest.mark.parametrize("overtaken", [0, 3])
+def test_a_cheap_call_runs_in_its_caller_where_other_callers_run_calls_of_its_object(x, overtaken, monkeypatch):
+    """However often one of these is quicker, but for so many times that it would starve."""
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", float("inf"))
+    monkeypatch.setattr(specialization, "INTERRUPTED_SECONDS", rendezvous.SECONDS)
+    monkeypatch.setattr(specialization, "_CATCH_UP_SECONDS", 0)
+
+    def run(self, x):
+        if rendezvous.logs["is to wait"]:
+            rendezvous.logs["is to wait"].clear()
+            rendezvous.say("runs")
+            rendezvous.hear("go on")
+        rendezvous.logs["threads"].append(threading.get_ident())
+        return x
+
+    method = colocated.colocated_python_class(type("Runs", (), {"run": run}))().run
+    for _ in range(20):
+        jax.block_until_ready(method(x))
+    rendezvous.logs["is to wait"].append(True)
+    other = threading.Thread(target=method, args=(x,))
+    other.start()
+    rendezvous.hear("runs")
+    threading.Timer(0.05, rendezvous.say, ["go on"]).start()
+    is_taken = iter([True] * overtaken)
+    run_if_free = scheduler.run_if_free
+    monkeypatch.setattr(
+        scheduler, "run_if_free", lambda call: scheduler.NOT_FREE if next(is_taken, False) else run_if_free(call)
+    )
+    same(method(x), x)
+    assert rendezvous.logs["threads"][-2:] == [other.ident, threading.get_ident()]
+
+
 def test_cheap_calls_run_on_a_thread_if_those_before_them_take_long_which_one_waits_to_find_out(x, cheap, waits):
     before = colocated_python(lambda x: rendezvous.hear("go on") or x, out_specs_fn=lambda x: x, mode="stream")
     before(x)

@@ -180,6 +180,11 @@ class Call(Flag):
         return isinstance(self.claimant, Presence) and self.claimant.is_on
 
     @property
+    def is_run_by_caller(self) -> bool:
+        """Whether the thread that makes it runs it, or waits to."""
+        return self.turn is not None or type(self.claimant) is Presence
+
+    @property
     def was_given_up(self) -> bool:
         """Whether it will never run."""
         return self.claimant is NOBODY
