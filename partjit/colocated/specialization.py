@@ -251,11 +251,11 @@ class Specialization(PreparedFunction):
         before = [call for lane in lanes for call in [*lane.calls]]
         if not before:
             return True
-        now, seconds = time.monotonic(), _CATCH_UP_SECONDS * (1 + len(before))
-        if all(call.is_run_by_caller for call in before):
-            seconds = INTERRUPTED_SECONDS
+        now = time.monotonic()
         if now < self._catches_up_from or current_calls() or scheduler.is_changing_lanes():
             return False  # those before may wait for the call that makes this one
+        are_of_callers = all(call.is_run_by_caller for call in before)
+        seconds = INTERRUPTED_SECONDS if are_of_callers else _CATCH_UP_SECONDS * (1 + len(before))
         for last in [call for lane in lanes for call in [*lane.calls][-1:]]:
             if not scheduler.join(last, now + seconds):
                 self._catches_up_from = now + 100 * seconds  # of its time, no more than this is in vain

@@ -102,7 +102,7 @@ def test_what_a_branch_gives_is_right_whatever_else_has_the_state(name, spec, of
     for mode in ("inline", "stream"):
         call = colocated_python(lambda x: x * 2, mode=mode, **like)
         cases += [(forms(call)[name], *pair) for pair in zip(uses(call), by_hand[1], strict=True)]
-    for (form, use, use_by_hand), donated in sample([*itertools.product(cases, [(), 0])], 17):
+    for (form, use, use_by_hand), donated in sample([*itertools.product(cases, [(), 0])], 11):
 
         def program(x, p, q, form=form, use=use):
             return use(x if of_caller else x + 1, lambda x: form(x, p, q))

@@ -137,7 +137,7 @@ def test_a_loop_starts_from_the_literal_or_constant_that_it_is_given(meeting, pl
     for i, loop in enumerate(LOOPS):
         if (kind, place, loop) not in TRIED:
             continue
-        start = FORMS[(i + PLACES.index(place)) % len(FORMS)]()
+        start = FORMS[(i // 2 + PLACES.index(place)) % len(FORMS)]()  # each of them in the sample as well
         x = jnp.asarray(7, jnp.asarray(start).dtype)
         meeting.clear()
         expected = jax.jit(place(loop(by_hand), start))(x)

@@ -96,7 +96,7 @@ def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
         ]
         dtype = np.dtype(leaf.dtype)
     else:
-        value = _integer(leaf) if isinstance(leaf, int) else np.asarray(leaf)
+        value = _integer(leaf) if _is_integer(leaf) else np.asarray(leaf)
         if value.dtype.hasobject or value.dtype.kind == "T" or isinstance(leaf, str | bytes):
             raise TypeError(
                 f"Journal.commit: {path} is {shown(leaf)}, which is neither an array nor a number: leave it out of the "
