@@ -15,7 +15,7 @@ from partjit._jax.types import PyTree
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
-from partjit.colocated.runtime.handed_over import HandedOver, Returned, read_only_copy
+from partjit.colocated.runtime.handed_over import HandedOver, Returned, owned
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.host_values import Destination
 from partjit.colocated.runtime.interrupts import is_interrupt
@@ -194,6 +194,7 @@ class EmittedCall:
         returned: which devices get what of its results.
         site: where the user's code makes it.
         node: its name in the plan.
+        is_answered: whether the executable waits for it.
         devices: how many devices make it.
         positions: those of the devices, in the order of the mesh, that hand something over for it.
     """
@@ -203,6 +204,7 @@ class EmittedCall:
     returned: Returned
     site: Site
     node: str
+    is_answered: bool = False
     devices: int = dataclasses.field(init=False)
     positions: frozenset[int] = dataclasses.field(init=False)
 
@@ -237,8 +239,7 @@ class EmittedCall:
 
     def answer_one(self, arrays: Sequence[np.ndarray], following: np.ndarray) -> Sequence[PyTree]:
         """As `answer`, where there is one device only, which has handed over all arguments."""
-        own = [array if array.flags.owndata else read_only_copy(array) for array in arrays]
-        return following, *self.specialization.answer(own, self.site, self.node)
+        return following, *self.specialization.answer([*map(owned, arrays)], self.site, self.node)
 
 
 def _credited(credit: float, seconds: float) -> float:

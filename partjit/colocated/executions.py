@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -102,12 +102,14 @@ def _run_on_streams(
     here: list[Callable[[], None]] = []
 
     def run_calls_of(stream: Stream) -> None:
-        execution.run_calls_of(stream)
-        if execution.is_complete:
+        if execution.run_calls_of(stream):
             numbers.give_back(number)
 
     try:
-        here.extend(_submitted_by_stream(calls, streams, run_calls_of))
+        places, own = _places_by_stream(calls, streams, run_calls_of)
+        here.extend(own)
+        for place in places:
+            scheduler.submit(place)
         return _dispatched(execution, dispatch, number, args)
     except BaseException:  # also where a signal handler raises on the way there
         execution.abandon()
@@ -117,25 +119,30 @@ def _run_on_streams(
             run()
 
 
-def _submitted_by_stream(
-    calls: Sequence[EmittedCall], streams: Sequence[Stream], run_calls_of: Callable[[Stream], None]
-) -> Iterator[Callable[[], None]]:
-    """Submits calls in the place of those of each stream; gives what this thread is to run, as a part of its own call.
+def _places_by_stream(
+    calls: Sequence[EmittedCall], streams: Sequence[Stream | None], run_calls_of: Callable[[Stream], None]
+) -> tuple[Sequence[Call], Sequence[Callable[[], None]]]:
+    """Calls in the place of those of each stream; and what this thread is to run, as a part of its own call.
 
     Args:
         calls: the calls of an executable.
-        streams: the stream of each.
+        streams: the stream of each; None for those that are not meant.
         run_calls_of: runs those of one stream.
     """
+    places: list[Call] = []
+    here: list[Callable[[], None]] = []
     for stream in dict.fromkeys(streams):
+        if stream is None:
+            continue
         own = [call for call, of in zip(calls, streams, strict=True) if of is stream]
         lanes = _lanes(own)
         free = [*scheduler.not_entered(lanes)]
         run = partial(run_calls_of, stream)
         if len(free) < len(lanes):
-            yield partial(_run_as_part, own, free, run)
+            here.append(partial(_run_as_part, own, free, run))
         else:
-            scheduler.submit(_in_place_of_all(own, free, run))
+            places.append(_in_place_of_all(own, free, run))
+    return places, here
 
 
 def _run_as_part(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: Callable[[], None]) -> None:
@@ -232,7 +239,10 @@ def run_gathering(
                 if streams[which] is stream:
                     calls[which].run_with(stream, parent, arrays)
 
-    for run in _submitted_by_stream(calls, streams, run_calls_of):
+    places, here = _places_by_stream(calls, streams, run_calls_of)
+    for place in places:
+        scheduler.submit(place)
+    for run in here:
         run()
     others = results[ends[-1] :]
     if is_checked:
@@ -246,7 +256,7 @@ def run_answering(
     """Dispatches an executable that waits for the calls that it makes, and waits for its end.
 
     Args:
-        calls: its calls, which are on one stream.
+        calls: its calls; those that it waits for are on one stream, on which no others are.
         dispatch: dispatches it.
         numbers: those of its executions.
         args: its other arguments.
@@ -258,25 +268,70 @@ def run_answering(
         Exception: what a function raised, with a note that names the call.
     """
     _prepare(calls)
+    if not all(call.is_answered for call in calls):
+        return _run_answering_beside_others(calls, dispatch, numbers, args)
 
     def body(place: Call | None) -> Sequence[jax.Array]:
         number = numbers.take()
-        with Answering(calls, number.value, place) as execution:
-            try:
-                made, *results = dispatch(number.array, *args)
-                made.block_until_ready()
-            except BaseException as error:
-                leave_refusal()
-                if execution.failure is not None:
-                    which, cause = execution.failure
-                    if isinstance(cause, Exception):
-                        calls[which].specialization.failure(cause, calls[which].site).raise_()
-                    raise cause from None
-                raise_of_xla(error)
+        _, *results = _answered(Answering(calls, number.value, place), calls, dispatch, number, args)
         numbers.give_back(number)
         return results
 
     return _run_in_place_of_all(calls, body)
+
+
+def _run_answering_beside_others(
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, args: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """As `run_answering`, where it does not wait for some calls: those of each stream run in the place of one in it."""
+    number, running = numbers.take(), current_calls()
+    streams = [None if call.is_answered else call.specialization.own_stream() for call in calls]
+    others = ExecutionOnStreams(calls, (), number.value, streams, running[-1] if running else None)
+
+    def run_calls_of(stream: Stream) -> None:
+        place = current_calls()[-1]
+        if others.run_calls_of(stream, place if place in places else None):
+            numbers.give_back(number)
+
+    def body(place: Call | None) -> Sequence[jax.Array]:
+        # Not before: what is in their streams may wait for calls that have the place of these.
+        for other in places:
+            scheduler.submit(other)
+        made, *results = _answered(Answering(calls, number.value, place, others), calls, dispatch, number, args)
+        others.end(int(np.asarray(made)[2]))
+        return results
+
+    places, here = _places_by_stream(calls, streams, run_calls_of)
+    for other in places:
+        scheduler.wait_for_room(other.lanes[0])
+        other.needs_no_room = True  # it is not waited for once this thread has what others may wait for
+    try:
+        return _run_in_place_of_all([call for call in calls if call.is_answered], body)
+    except BaseException:  # also where a signal handler raises on the way there
+        others.abandon()
+        raise
+    finally:
+        for run in here:
+            run()
+
+
+def _answered(
+    answering: Answering, calls: Sequence[EmittedCall], dispatch: Dispatch, number: Number, args: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """Dispatches an executable that waits for calls, and waits for its end; gives all of its results."""
+    with answering as execution:
+        try:
+            made, *results = dispatch(number.array, *args)
+            made.block_until_ready()
+        except BaseException as error:
+            leave_refusal()
+            if execution.failure is not None:
+                which, cause = execution.failure
+                if isinstance(cause, Exception):
+                    calls[which].specialization.failure(cause, calls[which].site).raise_()
+                raise cause from None
+            raise_of_xla(error)
+    return [made, *results]
 
 
 def _prepare(calls: Sequence[EmittedCall]) -> None:

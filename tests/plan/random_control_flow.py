@@ -200,7 +200,7 @@ class RandomProgram:
     """Steps over an integer, two matrices and a scalar; `results` are the values that it returns.
 
     If it is `without_jax` the functions are of NumPy, and those of one stream as a rule, so that executables wait for
-    them. It is called three times: with so many `turns`, with its matrices `transposed` in memory or not, with the
+    them; but for some without results, which are on another one. It is called three times: with so many `turns`, with its matrices `transposed` in memory or not, with the
     types of 64 bits or without (`x64`), and with arrays of "jax" or "numpy", or with numbers of "python" besides. The
     third time is as the first but that results are arguments: `fed` are pairs of their positions.
     """
@@ -354,6 +354,8 @@ class _Steps:
             vmap_method=self.one_of("sequential", "expand_dims", "broadcast_all") if place.is_batched else None,
         )
         made = dataclasses.replace(made, **given)
+        if self.without_jax and result == "none" and made.of is None and self.one_of(False, True):
+            made = dataclasses.replace(made, stream="a", gets="jax", mode=None, pure=False)  # it is beside the others
         kinds += result_kinds(made)
         return made
 

@@ -268,7 +268,7 @@ def test_what_cannot_be_handed_over_is_an_error_of_the_program(monkeypatch):
     program = pjit(loop(logger()))
     program(jnp.ones(8)).block_until_ready()
     assert calls() == [(i,) for i in range(5)]
-    monkeypatch.setattr(emission, "_copy", fail)
+    monkeypatch.setattr(emission, "owned", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no room for a copy"):
         program(jnp.ones(8)).block_until_ready()
     assert len(calls()) == 5

@@ -166,6 +166,7 @@ def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
     real += ["a call that its executable waits for"] * (no_jax != "" and about != "while")
     if drawn.max_examples >= 100:
         real += RARE if not no_jax else [one for one in RARE if one != "a call in a call"]
+        real += ["a call beside those that its executable waits for"] * (no_jax != "" and about != "a row")
     if no_jax and about == "a row":  # where they would be the host's
         monkeypatch.setattr(together, "_calls_before_work", lambda run: 0)
     is_loop = about in ("scan", "fori")
@@ -214,6 +215,8 @@ def has_the_plan_of_its_equal(function, equal, program, mesh):
         plan, same = (one.plan(*arguments(mesh, 0)) for one in (function, equal))
     assert plan.source == same.source, "the same program has the same plan"
     saw("a call that its executable waits for", when=any(call.is_answered for call in plan.calls))
+    beside = (f for f in plan.fragments if f.waits_for_calls and not all(call.is_answered for call in f.calls))
+    saw("a call beside those that its executable waits for", when=any(beside))
     saw("calls of several iterations at once", when=any(call.at_once > 1 for call in plan.calls))
     saw("an executable that returns what its calls get", when=any(fragment.gathered for fragment in plan.fragments))
     saw("executables in the caller's thread", when=plan.in_host_thread)

@@ -4,6 +4,9 @@ Such a function must not use jax, which could wait for these very devices. An ex
 executable gets as an argument. Each call gives the number of the next one, so that the devices keep their order.
 On several devices all of them come to a call, each in a thread of its own: the first one that has all arguments or the
 last one that brings a shard runs the function, the others wait for it, as they wait for each other in a collective.
+
+The executable may make calls of other streams besides, for which nobody waits: the devices hand these over to another
+`Execution`, which counts them by a number of their own.
 """
 
 import collections
@@ -18,15 +21,20 @@ from partjit._jax.types import PyTree
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.device_threads import keep_state
+from partjit.colocated.runtime.emission import Execution
 from partjit.colocated.runtime.giving_way import give_way
+from partjit.colocated.runtime.handed_over import owned
 
-__all__ = ["Answered", "Answering", "answer"]
+__all__ = ["NEXT_BESIDE", "Answered", "Answering", "answer", "hand_over_beside"]
 
 _PATIENCE = 1.0
 """Seconds after which a device that waits for others looks whether their execution has failed."""
 
-_NEXT = np.array([0, 1], np.int32)
+_NEXT = np.array([0, 1, 0], np.int32)
 """How much the numbers of a call are less than those of the next one."""
+
+NEXT_BESIDE = np.array([0, 0, 1], np.int32)
+"""The same of a call for which nobody waits."""
 
 _executions: "dict[int, Answering]" = {}
 
@@ -75,17 +83,21 @@ class Answering:
         calls: the calls of the executable.
         number: what that gets to know the execution by.
         place: the call that they are in the place of, if others may come in between.
+        beside: gets what the devices hand over for calls of the executable for which they do not wait.
 
     Attributes:
         failure: the position of the call that ended it among those of the executable, and its exception.
     """
 
-    def __init__(self, calls: Sequence[Answered], number: int, place: Call | None) -> None:
+    def __init__(
+        self, calls: Sequence[Answered], number: int, place: Call | None, beside: Execution | None = None
+    ) -> None:
         self.failure: tuple[int, BaseException] | None = None
         self._calls = calls
         self._number = number
         self._place = place
         self._queues = [] if place is None else [lane.calls for lane in place.lanes]
+        self._beside = beside
         self._caller = Caller()
         self._meetings: dict[int, _Meeting] = {}
 
@@ -125,6 +137,18 @@ class Answering:
                 raise _failed_before()
             self._give_way()
             return self._caller.run(self._calls[which].answer_one, arrays, numbers + _NEXT)
+        except BaseException as error:
+            self._fail(which, error)
+            raise
+
+    def hand_over(self, which: int, numbers: Any, position: int, shards: Sequence[Any]) -> Sequence[PyTree]:
+        """Takes what a device hands over for a call that it does not wait for; gives the numbers of the next one."""
+        try:
+            if self.failure is not None:
+                raise _failed_before()
+            assert self._beside is not None, "such calls have an execution of their own"
+            self._beside.receive(which, int(numbers[2]), position, [*map(owned, shards)])
+            return (numbers + NEXT_BESIDE,)
         except BaseException as error:
             self._fail(which, error)
             raise
@@ -235,3 +259,22 @@ def answer(which: int, has_position: bool) -> Callable[..., Sequence[PyTree]]:
         return _executions[int(numbers[0])].answer_one(which, numbers, arrays)
 
     return receive if has_position else receive_one
+
+
+def hand_over_beside(which: int, has_position: bool) -> Callable[..., Sequence[PyTree]]:
+    """What the devices call for a call that they do not wait for, in an executable that waits for others.
+
+    Args:
+        which: the position of the call among those of the executable.
+        has_position: whether there are several devices.
+
+    Returns:
+        A function of what that of `answer` gets. It returns the numbers of the next call.
+    """
+
+    def receive(numbers: Any, *operands: Any) -> Sequence[PyTree]:
+        keep_state()
+        position, shards = (int(operands[0]), operands[1:]) if has_position else (0, operands)
+        return _executions[int(numbers[0])].hand_over(which, numbers, position, shards)
+
+    return receive

@@ -99,6 +99,7 @@ class Call(Flag):
         turn: set when the call is first in all its lanes, if its caller waits to run it.
         is_brief: whether a thread that waits for it had better run it itself, and others need not hurry to.
         may_overtake: whether it goes before calls that can only run when the one has ended that makes it.
+        needs_no_room: whether it enters its lanes also where they are full.
         keeps_place: whether no call may come in between it and those before and behind it.
         needed: if its function does not use jax, what it waits for: the flat arguments, or what returns them.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
@@ -119,6 +120,7 @@ class Call(Flag):
         "may_overtake",
         "name",
         "needed",
+        "needs_no_room",
         "number",
         "receivers",
         "root",
@@ -149,7 +151,7 @@ class Call(Flag):
         self.entering: Callable[[], bool] | None = None
         self.needed: Sequence[object] | None = None
         self.turn: Flag | None = None
-        self.is_brief = self.may_overtake = self.keeps_place = False
+        self.is_brief = self.may_overtake = self.needs_no_room = self.keeps_place = False
         self.waits: Sequence[Wait] = ()
         self._claims: list[object] = []  # the first one counts: appending is atomic
         self.is_set, self._waiting = False, []  # of a `Flag`

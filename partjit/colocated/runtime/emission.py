@@ -22,7 +22,7 @@ from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.device_threads import keep_state
 from partjit.colocated.runtime.gathered import GatheredCalls
-from partjit.colocated.runtime.handed_over import read_only_copy
+from partjit.colocated.runtime.handed_over import owned
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
 
@@ -118,9 +118,13 @@ class Execution:
             with contextlib.suppress(Exception):
                 self._result.block_until_ready()
 
+    def end(self, made: int) -> None:
+        """Says how many calls the executable has made in all, where it does not say so itself."""
+        self.receive(END, made, 0, [])
+
     def abandon(self) -> None:
         """Says that the executable hands over nothing more, because it has failed."""
-        self.receive(END, _FAILED, 0, [])
+        self.end(_FAILED)
 
     def receive(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         """Takes what a device hands over; a second time changes nothing."""
@@ -221,7 +225,7 @@ def hand_over(which: int, has_position: bool) -> Callable[..., tuple[()]]:
             try:
                 keep_state()
                 if copies is None:
-                    copies = [_copy(shard) for shard in (operands[1:] if has_position else operands)]
+                    copies = [*map(owned, operands[1:] if has_position else operands)]
                 execution, number = numbers.tolist()
                 found = _executions.get(execution)
                 if found is not None:
@@ -233,11 +237,6 @@ def hand_over(which: int, has_position: bool) -> Callable[..., tuple[()]]:
                 _interrupted(int(numbers[0]), error)  # what a signal handler raised, the caller gets later
 
     return receive
-
-
-def _copy(shard: Any) -> np.ndarray:
-    """The shard in memory of its own, as XLA:CPU hands it over."""
-    return shard if shard.flags.owndata else read_only_copy(shard)
 
 
 def _interrupted(number: int, error: BaseException) -> None:

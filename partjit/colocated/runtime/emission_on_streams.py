@@ -2,19 +2,33 @@
 
 Whichever thread of a device hands over what was missing passes on, in the order of the program, the calls that now have
 all they need: each to the thread of its stream.
+
+The executable may make others besides that it waits for. One of these may wait for a call that came to one of the
+streams since, and is behind all of the executable: now and then such calls are let in.
 """
 
+import itertools
 import queue
+import time
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.emission import PATIENCE, Emitted, Execution
 from partjit.colocated.runtime.gathered import GatheredCalls
+from partjit.colocated.runtime.giving_way import give_way
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["ExecutionOnStreams"]
+
+_SECONDS_UNTIL_OTHERS = 0.02
+"""After which calls of others are let in."""
+
+_Following: TypeAlias = tuple[int, int, Mapping[int, Sequence[np.ndarray]]] | set[Call] | None
+"""To the thread of a stream: the number of a call in the execution, which it is, and what was handed over; calls of
+others that are to run in between; None at the end."""
 
 
 class ExecutionOnStreams(Execution):
@@ -24,7 +38,7 @@ class ExecutionOnStreams(Execution):
         calls: the calls of the executable.
         gathered: those of them that are handed over for several iterations at once.
         number: what that gets to know the execution by.
-        streams: the stream of each of these calls.
+        streams: the stream of each of these calls; None if it does not run here.
         parent: the call that the program is a part of.
     """
 
@@ -33,45 +47,61 @@ class ExecutionOnStreams(Execution):
         calls: Sequence[Emitted],
         gathered: Sequence[GatheredCalls],
         number: int,
-        streams: Sequence[Stream],
+        streams: Sequence[Stream | None],
         parent: Call | None,
     ) -> None:
-        super().__init__(calls, gathered, number, streams[0], parent)
+        own = [stream for stream in streams if stream is not None]
+        super().__init__(calls, gathered, number, own[0], parent)
         self._streams = streams
-        # To the thread of each stream: the number of a call in the execution, which it is, and what was handed over;
-        # None at the end.
-        self._passed_on: dict[Stream, queue.SimpleQueue[tuple[int, int, Mapping[int, Sequence[np.ndarray]]] | None]] = {
-            stream: queue.SimpleQueue() for stream in streams
-        }
-        self._ended: set[Stream] = set()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the executable has made all of its calls, and they have run."""
-        return super().is_complete and len(self._ended) == len(self._passed_on)
+        self._passed_on: dict[Stream, queue.SimpleQueue[_Following]] = {stream: queue.SimpleQueue() for stream in own}
+        self._ended = itertools.count(1)
 
     def receive(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         """Takes what a device hands over, and passes on what is complete; a second time changes nothing."""
+        if self._is_of_one_device and number == self._following and 0 <= which < len(self._calls):
+            self._pass_on(which, {0: shards})  # it hands over one call after another
+            return
         self._arrived.put((which, number, position, shards))
         self._run_arrived()
 
-    def run_calls_of(self, stream: Stream) -> None:
-        """Runs the calls of one stream as they come, until the executable has made all of them."""
-        passed_on, latest = self._passed_on[stream], -1
+    def run_calls_of(self, stream: Stream, place: Call | None = None) -> bool:
+        """Runs the calls of one stream as they come, until the executable has made all of them.
+
+        Args:
+            stream: the stream.
+            place: the call that they are in the place of, if others may come in between.
+
+        Returns:
+            Whether all calls of all streams have run; once, to the thread of one stream.
+        """
+        passed_on, latest, looked = self._passed_on[stream], -1, time.monotonic()
         while True:
+            if place is not None and time.monotonic() > looked + _SECONDS_UNTIL_OTHERS:
+                self._note_others(stream, place)
+                looked = time.monotonic()
             try:
-                following = passed_on.get(timeout=PATIENCE)
+                following = passed_on.get(timeout=PATIENCE if place is None else _SECONDS_UNTIL_OTHERS)
             except queue.Empty:
                 if self._has_failed():
-                    return
+                    return False
                 continue
             if following is None:
-                self._ended.add(stream)
-                return
+                return next(self._ended) == len(self._passed_on) and self.is_complete
+            if isinstance(following, set):
+                assert place is not None, "it is what is behind this"
+                give_way(place, following)
+                continue
             number, which, found = following
             if number > latest:  # an interrupted thread passes it on again
                 latest = number
                 self._calls[which].run(stream, self._parent, found)
+
+    def _note_others(self, stream: Stream, place: Call) -> None:
+        """Has the calls that are behind all of the executable run when what has been handed over so far has run."""
+        behind = {other for lane in place.lanes for other in [*lane.calls][1:]}
+        # Looked at afterwards: what the program is followed by is behind its end.
+        if behind and not self._waiting and self._arrived.empty():
+            self._passed_on[stream].put(behind)
 
     def _take(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         super()._take(which, number, position, shards)
@@ -80,6 +110,11 @@ class ExecutionOnStreams(Execution):
                 passed_on.put(None)
 
     def _run(self, which: int, found: Mapping[int, Sequence[np.ndarray]]) -> None:
-        self._passed_on[self._streams[which]].put((self._following, which, found))
         del self._waiting[self._following]
+        self._pass_on(which, found)
+
+    def _pass_on(self, which: int, found: Mapping[int, Sequence[np.ndarray]]) -> None:
+        stream = self._streams[which]
+        assert stream is not None, "such a call is not handed over here"
+        self._passed_on[stream].put((self._following, which, found))
         self._following += 1

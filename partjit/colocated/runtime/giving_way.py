@@ -9,6 +9,7 @@ else.
 
 import functools
 import types
+from collections.abc import Collection
 
 from partjit._jax.arrays import ArrayImpl, is_computed
 from partjit.colocated.runtime import lanes, scheduler
@@ -18,11 +19,17 @@ from partjit.colocated.runtime.pending import OnDemand, PendingArray
 __all__ = ["give_way"]
 
 
-def give_way(call: Call) -> None:
-    """Lets those that wait right behind a call of this thread run before it goes on; those that come later wait."""
+def give_way(call: Call, among: Collection[Call] | None = None) -> None:
+    """Lets those that wait right behind a call of this thread run before it goes on; those that come later wait.
+
+    Args:
+        call: the call.
+        among: the only ones that may run, which may wait for devices; by default all that wait for nothing.
+    """
     for lane in call.lanes:
         for other in [*lane.calls][1:]:
-            if not (_waits_for_nothing(other) and lanes.let_ahead(other, call)):
+            may_run = _waits_for_nothing(other) if among is None else other in among
+            if not (may_run and lanes.let_ahead(other, call)):
                 break
             scheduler.start(other)
             scheduler.join(other)

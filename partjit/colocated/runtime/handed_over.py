@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from partjit._jax.types import PyTree
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["HandedOver", "Returned", "read_only_copy"]
+__all__ = ["HandedOver", "Returned", "owned"]
 
 _Shard: TypeAlias = tuple[int, tuple[slice, ...]]
 """The position of the device that hands it over, and the part of the array that it is."""
@@ -68,7 +68,7 @@ class HandedOver:
     def owned(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
         """As `arrays`, in memory of their own."""
         arrays = self.arrays(handed_over) if self.mesh is not None else handed_over[0]
-        return [array if array.flags.owndata else read_only_copy(array) for array in arrays]
+        return [*map(owned, arrays)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,10 @@ class Returned:
         return [(*others, *(result[part] for result, part in zip(own, parts, strict=True))) for parts in self.parts]
 
 
-def read_only_copy(array: np.ndarray) -> np.ndarray:
-    """A copy that nobody changes."""
+def owned(array: np.ndarray) -> np.ndarray:
+    """An array in memory of its own, which nobody changes: itself, or a copy if it is a view, as XLA:CPU gives it."""
+    if array.flags.owndata:
+        return array
     copy = np.array(array)
     copy.flags.writeable = False
     return copy

@@ -70,7 +70,7 @@ def enter_if_free(call: Call) -> bool:
 
 def _append(call: Call) -> bool | Flag:
     full = call.lanes[0].fullness()
-    if full is not None:
+    if full is not None and not call.needs_no_room:
         return full
     if _is_given_up_entering(call):
         return False

@@ -33,6 +33,7 @@ __all__ = [
     "run_unreceived",
     "start",
     "submit",
+    "wait_for_room",
 ]
 
 _Result = TypeVar("_Result")
@@ -245,14 +246,20 @@ def _run_body(call: Call) -> Any:
 def _enter(call: Call) -> bool:
     """Appends a call to its lanes, waiting for room; returns whether it is first in all of them."""
     while isinstance(entered := lanes.enter(call), Flag):
-        first = next(iter([*call.lanes[0].calls]), None)
-        if first is not None:
-            soon.hurry(first)
-            _wait_for(first, entered)
+        wait_for_room(call.lanes[0])
     if call.may_overtake and not entered and lanes.has_later_before(call):
         presence = Presence()
         presence.of(lanes.put_later_behind, call, otherwise=_start_first)()
     return entered
+
+
+def wait_for_room(lane: Lane) -> None:
+    """Waits while a lane is full."""
+    while (room := lane.fullness()) is not None:
+        first = next(iter([*lane.calls]), None)
+        if first is not None:
+            soon.hurry(first)
+            _wait_for(first, room)
 
 
 # Running in turn

@@ -1,8 +1,9 @@
 """Which loops, branches and calls become a part of executables.
 
 A logger in a loop needs no cut: the devices hand over its arguments and go on. A function that does not use jax needs
-none either: a thread of the devices runs it, and they go on with its results. The host still makes a call where so much
-device work could run beside it that it pays to leave the executable for it.
+none either: a thread of the devices runs it, and they go on with its results. An executable may make calls of both
+kinds, if they are on different streams. The host still makes a call where so much device work could run beside it that
+it pays to leave the executable for it.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from partjit import lazy
 from partjit._jax.arrays import is_laid_out_as_numpy
 from partjit._jax.jaxprs import type_of
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
+from partjit.colocated.runtime.streams import Stream
 from partjit.devices import platform_of
 from partjit.mesh import auto_twin, is_abstract_mesh
 from partjit.plan.ir.calls import orders_of
@@ -34,6 +36,7 @@ else:  # only loops with calls and device work that may run beside them need it
 
 __all__ = [
     "Executables",
+    "answered_streams",
     "calls_made",
     "can_be_answered",
     "can_be_kept",
@@ -170,16 +173,19 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
         return False
     if any(orders_of(inner) for inner in inside if isinstance(inner, Equation)):
         return False
-    if has_answered(node):
-        return (
-            len({call.stream for call in calls}) == 1
-            and (_is_bounded(inside) or _can_be_ended(calls))
-            and all(can_be_answered(call, executables) for call in calls)
-            and can_be_kept(atom.aval for atom in node.inputs)
-            and _copies_little(node, executables)
-            and not any(_could_overlap(inner, executables) for inner in inside if isinstance(inner, Loop | Branch))
-        )
-    return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
+    answered = answered_streams(node)
+    own = [call for call in calls if call.stream in answered]
+    others = {call for call in calls if call.stream not in answered}
+    if not all(map(_can_be_handed_over, others)) or _bytes_of_arguments(node, others) > MOST_BYTES_WAITING:
+        return False
+    return not answered or (
+        len(answered) == 1
+        and (_is_bounded(inside) or _can_be_ended(own))
+        and all(can_be_answered(call, executables) for call in own)
+        and can_be_kept(atom.aval for atom in node.inputs)
+        and _copies_little(node, executables)
+        and not any(_could_overlap(inner, executables) for inner in inside if isinstance(inner, Loop | Branch))
+    )
 
 
 def _is_bounded(nodes: Iterable[AnyNode]) -> bool:
@@ -206,11 +212,21 @@ def _walk(node: AnyNode) -> Iterator[AnyNode]:
 
 def has_answered(node: AnyNode) -> bool:
     """Whether there are calls in a loop or branch that its executable would have to wait for."""
+    return bool(answered_streams(node))
+
+
+def answered_streams(node: AnyNode) -> frozenset[Stream | None]:
+    """The streams of the calls in a loop or branch that its executable would have to wait for.
+
+    It waits for all calls of these streams, so that they keep their order.
+    """
     inside = [*_walk(node)]
     given = [block.outputs for inner in inside for block in blocks_of(inner)]
     read = {a for atoms in (*given, *(i.inputs for i in inside)) for a in atoms if not isinstance(a, Literal)}
     calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
-    return any(call.callee.options.mode == "inline" or not read.isdisjoint(call.outputs) for call in calls)
+    return frozenset(
+        call.stream for call in calls if call.callee.options.mode == "inline" or not read.isdisjoint(call.outputs)
+    )
 
 
 def _can_be_handed_over(call: ColocatedCall[Any, Any]) -> bool:
@@ -284,11 +300,11 @@ def nbytes(avals: Iterable[Any]) -> int:
     return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
 
-def _bytes_of_arguments(node: AnyNode) -> float:
-    """What the calls in a node get, in all."""
+def _bytes_of_arguments(node: AnyNode, calls: Collection[ColocatedCall[Any, Any]]) -> float:
+    """What these of the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
-        return nbytes(node.callee.in_avals)
-    return _times(node) * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
+        return nbytes(node.callee.in_avals) if node in calls else 0
+    return _times(node) * sum(_bytes_of_arguments(inner, calls) for block in blocks_of(node) for inner in block.nodes)
 
 
 def _could_overlap(node: Loop[Any, Any] | Branch[Any, Any], executables: Executables) -> bool:

@@ -16,8 +16,9 @@ from jax.typing import ArrayLike
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.meshes import without_mesh
 from partjit._jax.tracing import without_sharding
-from partjit.colocated.ir.emission import emit_answered, emit_call, emit_end
+from partjit.colocated.ir.emission import emit_answered, emit_beside, emit_call, emit_end
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
+from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock
 from partjit.plan.ir.walk import blocks_of, walk, with_blocks
 from partjit.plan.passes.bind import Bound
@@ -27,7 +28,10 @@ from partjit.plan.passes.together import Devices, is_chosen, runs
 __all__ = ["emit", "handed_over", "returned"]
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
-"""The number of the execution and how many calls there were, in one array; and values."""
+"""The number of the execution and how many calls there were, in one array; and values.
+
+If it waits for calls, those that it does not wait for are counted by themselves, behind the others.
+"""
 
 
 def emit(bound: Bound, mesh: Mesh, *, on_cpus: bool, on_one_cpu: bool, donated: Sequence[bool]) -> Bound:
@@ -56,7 +60,7 @@ def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh
             continue
         after = block.nodes[position[run[-1]] + 1 :]
         needed = {*block.outputs, *(value for node in after for value in node.inputs)}
-        made = _fragment(run, needed, constants, mesh, devices, waits=kind[0])
+        made = _fragment(run, needed, constants, mesh, devices, kind[0])
         names.update((node.name, made.name) for node in run)
         nodes.append(made)
     pairs = ((names.get(a, a), names.get(b, b)) for a, b in block.order)
@@ -78,8 +82,7 @@ def _fragment(
     constants: Mapping[Value, ArrayLike],
     mesh: Mesh,
     devices: Devices,
-    *,
-    waits: bool,
+    answered: Collection[Stream | None],
 ) -> Fragment[Value, Value]:
     """The fragment that nodes become which follow each other.
 
@@ -89,9 +92,9 @@ def _fragment(
         constants: the values that never change.
         mesh: the mesh, maybe empty.
         devices: those of the program.
-        waits: whether it waits for its calls.
+        answered: the streams of the calls that it waits for.
     """
-    nodes = [_with_emitted_calls(node, waits, devices) for node in nodes]
+    nodes = [_with_emitted_calls(node, answered, devices) for node in nodes]
     returns = are_returned(nodes)
     nodes = [*map(_with_returned_calls, nodes)] if returns else nodes
     own = {value for node in nodes for value in node.outputs}
@@ -112,8 +115,9 @@ def _fragment(
         return numbers, [env[value] for value in outputs]
 
     def calling(execution: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        numbers, results = run(_Writer(gatherings, calls, mesh), arrays, jnp.stack([execution, jnp.int32(0)]))
-        if not waits:
+        no_calls = [jnp.int32(0)] * (2 if answered else 1)
+        numbers, results = run(_Writer(gatherings, calls, mesh), arrays, jnp.stack([execution, *no_calls]))
+        if not answered:
             emit_end(numbers, mesh)
         return [numbers, *results]
 
@@ -142,13 +146,13 @@ def _fragment(
     )
 
 
-def _with_emitted_calls(node: Node, waits: bool, devices: Devices, at_once: int = 1) -> Node:
+def _with_emitted_calls(node: Node, answered: Collection[Stream | None], devices: Devices, at_once: int = 1) -> Node:
     if isinstance(node, ColocatedCall):
-        return dataclasses.replace(node, is_emitted=True, is_answered=waits, at_once=at_once)
+        return dataclasses.replace(node, is_emitted=True, is_answered=node.stream in answered, at_once=at_once)
     if not isinstance(node, Loop | Branch):
         return node
-    many = calls_at_once(node, on_cpu=devices.are_cpus) if isinstance(node, Loop) and not waits else 1
-    nodes = [[_with_emitted_calls(inner, waits, devices, many) for inner in block.nodes] for block in node.blocks]
+    many = calls_at_once(node, on_cpu=devices.are_cpus) if isinstance(node, Loop) and not answered else 1
+    nodes = [[_with_emitted_calls(inner, answered, devices, many) for inner in block.nodes] for block in node.blocks]
     return with_blocks(node, [dataclasses.replace(b, nodes=tuple(n)) for b, n in zip(node.blocks, nodes, strict=True)])
 
 
@@ -190,6 +194,7 @@ class _Writer:
     ) -> None:
         self._gatherings = gatherings
         self._position = {call: k for k, call in enumerate(calls)}
+        self._waits = any(call.is_answered for call in calls)
         self._mesh = mesh
         self._returned = returned
 
@@ -221,6 +226,8 @@ class _Writer:
 
     def _call(self, call: ColocatedCall[Value, Value], arrays: Sequence[jax.Array], numbers: jax.Array) -> _State:
         given, which = handed_over(call, self._mesh), self._position[call]
+        if not call.is_answered and self._waits:
+            return emit_beside(numbers, arrays, given, which), ()
         if not call.is_answered:
             emit_call(numbers, arrays, given, which)
             return numbers + jnp.array([0, 1], jnp.int32), ()  # nobody reads its results

@@ -8,12 +8,13 @@ from typing import NamedTuple, TypeAlias
 
 from jax.ref import AbstractRef
 
+from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value
 from partjit.plan.ir.walk import walk
 from partjit.plan.passes.choose_emitted import (
+    answered_streams,
     calls_made,
     can_be_kept,
-    has_answered,
     have_one_stream_per_object,
     is_little_to_copy,
 )
@@ -21,8 +22,8 @@ from partjit.plan.passes.cost import amortizes_leaving, is_run_at_once
 
 __all__ = ["Devices", "Kind", "is_chosen", "runs"]
 
-Kind: TypeAlias = tuple[bool, Sequence[ColocatedCall[Value, Value]]]
-"""Whether an executable waits for its calls, and these."""
+Kind: TypeAlias = tuple[frozenset[Stream | None], Sequence[ColocatedCall[Value, Value]]]
+"""The streams of the calls that an executable waits for, one at most, and all of its calls."""
 
 
 class Devices(NamedTuple):
@@ -51,16 +52,16 @@ def is_chosen(node: Node) -> bool:
 def _kind(node: Node) -> Kind | None:
     """What calls there are in a node that is to be a part of an executable; None for a fragment."""
     calls = [inner for inner in walk([node]) if isinstance(inner, ColocatedCall)]
-    return (isinstance(node, ColocatedCall) or has_answered(node), calls) if calls else None
+    streams = frozenset([node.stream]) if isinstance(node, ColocatedCall) else answered_streams(node)
+    return (streams, calls) if calls else None
 
 
 def _together(kind: Kind | None, other: Kind | None) -> Kind | None:
     """The kind of an executable with the calls of both; None if there is none."""
     if kind is None or other is None:
         return kind or other
-    waits, calls = kind[0], [*kind[1], *other[1]]
-    are_alike = have_one_stream_per_object(calls) and (not waits or len({call.stream for call in calls}) == 1)
-    return (waits, calls) if waits == other[0] and are_alike else None
+    calls = [*kind[1], *other[1]]
+    return (kind[0], calls) if kind[0] == other[0] and have_one_stream_per_object(calls) else None
 
 
 def runs(nodes: Sequence[Node], devices: Devices) -> Iterator[tuple[Kind | None, Sequence[Node]]]:

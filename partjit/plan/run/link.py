@@ -151,6 +151,7 @@ def link(
                 returned(call, plan.mesh),
                 call.site,
                 call.name,
+                call.is_answered,
             )
             for call in lowered.fragment.calls
         ]
