@@ -200,9 +200,10 @@ class RandomProgram:
     """Steps over an integer, two matrices and a scalar; `results` are the values that it returns.
 
     If it is `without_jax` the functions are of NumPy, and those of one stream as a rule, so that executables wait for
-    them; but for some without results, which are on another one. It is called three times: with so many `turns`, with its matrices `transposed` in memory or not, with the
-    types of 64 bits or without (`x64`), and with arrays of "jax" or "numpy", or with numbers of "python" besides. The
-    third time is as the first but that results are arguments: `fed` are pairs of their positions.
+    them; but for some without results, which are on another one. It is called three times: with so many `turns`, with
+    its matrices `transposed` in memory or not, with the types of 64 bits or without (`x64`), and with arrays of "jax"
+    or "numpy", or with numbers of "python" besides. The third time is as the first but that results are arguments:
+    `fed` are pairs of their positions.
     """
 
     steps: tuple
@@ -262,7 +263,10 @@ class _Steps:
         if place.calls_first:
             place = dataclasses.replace(place, calls_first=False)
             made.append(self._call(kinds, place, stream=None if self.without_jax else "b", pure=False))
-        for _ in range(self.draw(st.integers(max(least - len(made), 0), most - len(made)))):
+            if self.without_jax and "scan" not in self.without and self.one_of(True, False):  # beside that one
+                logs = {"stream": "a", "gets": "jax", "of": None, "mode": None, "pure": False}
+                made.append(self._call(kinds, place, "none", **logs))
+        for _ in range(self.draw(st.integers(max(least - len(made), 0), max(most - len(made), 0)))):
             options = ["device", "device", "call", "call"]
             options += [] if place.is_batched else ["constant"]  # for a call of constants is no batch of calls
             if place.depth:
@@ -354,8 +358,6 @@ class _Steps:
             vmap_method=self.one_of("sequential", "expand_dims", "broadcast_all") if place.is_batched else None,
         )
         made = dataclasses.replace(made, **given)
-        if self.without_jax and result == "none" and made.of is None and self.one_of(False, True):
-            made = dataclasses.replace(made, stream="a", gets="jax", mode=None, pure=False)  # it is beside the others
         kinds += result_kinds(made)
         return made
 

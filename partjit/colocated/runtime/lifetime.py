@@ -5,7 +5,8 @@ import os
 import sys
 
 from partjit.colocated.isolation import functions, process
-from partjit.colocated.runtime import arrivals, failures, scheduler, streams, threads
+from partjit.colocated.runtime import arrivals, brief, failures, interrupts, lanes, soon, streams, threads
+from partjit.colocated.runtime.call import current_calls
 from partjit.colocated.runtime.instances import destroy_all
 from partjit.colocated.runtime.interrupts import deadline_of
 from partjit.colocated.runtime.timeouts import seconds_of
@@ -23,8 +24,13 @@ def watch() -> None:
 
 
 def _forget_after_fork() -> None:
-    streams.forget_after_fork()
-    scheduler.forget_after_fork()
+    """Fails all calls of the parent in a forked child, where they would never end."""
+    for module in (streams, interrupts, threads, soon, brief):
+        module.forget_after_fork()
+    for call in lanes.forget_after_fork():
+        if call not in current_calls():
+            call.fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
+            call.set()
     functions.forget_after_fork()
     process.forget_after_fork()
 

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from partjit.colocated.runtime import brief, interrupts, lanes, soon, threads
+from partjit.colocated.runtime import brief, lanes, soon, threads
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, Waiter, current_calls
 from partjit.colocated.runtime.deadlocks import wait_for
 from partjit.colocated.runtime.failures import PoisonedError, Site
@@ -22,7 +22,6 @@ from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 __all__ = [
     "NOT_FREE",
     "entered_lanes",
-    "forget_after_fork",
     "is_changing_lanes",
     "join",
     "not_entered",
@@ -387,18 +386,3 @@ def start(call: Call) -> None:
         if is_interrupt(error):
             raise
         _give_up(call, error)
-
-
-# Fork
-
-
-def forget_after_fork() -> None:
-    """Fails all calls of the parent in a forked child, where they would never end."""
-    interrupts.forget_after_fork()
-    threads.forget_after_fork()
-    soon.forget_after_fork()
-    brief.forget_after_fork()
-    for call in lanes.forget_after_fork():
-        if call not in current_calls():
-            call.fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
-            call.set()
