@@ -22,6 +22,7 @@ KINDS = (
     *("reduced in loop", "optimizer state", "unconstrained", "gathered elementwise", "back and forth"),
     *("redundant", "other spec"),
     *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
+    "shared stream",
 )
 """The kinds of findings, of partitioned values and of colocated calls; docs/inspect.md says what they mean."""
 

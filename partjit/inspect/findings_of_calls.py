@@ -7,7 +7,7 @@ from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.inspect.findings import Finding
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value
-from partjit.plan.ir.walk import blocks_of
+from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 
 __all__ = ["findings_of_calls"]
@@ -38,6 +38,8 @@ def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value,
                 yield _waited_for(node)
             elif loop is not None and node.is_inline and _may_not_use_jax(node):
                 yield _taking_turns(node, loop)
+            elif loop is not None and not node.outputs and _is_beside_answers(node, loop):
+                yield _shared_stream(node, loop)
         for block in blocks_of(node):
             yield from _in_block(block.nodes, block.outputs, node if isinstance(node, Loop) else None)
 
@@ -86,6 +88,25 @@ def _taking_turns(call: _Call, loop: Loop[Value, Value]) -> Finding:
         call,
         f"the host calls {call.callee.name} in every iteration{_times(loop)}, and the devices wait meanwhile",
         "say uses_jax=False if it neither runs jax nor waits for arrays: then the loop is one executable",
+    )
+
+
+def _is_beside_answers(call: _Call, loop: Loop[Value, Value]) -> bool:
+    """Whether a call that may use jax is on the stream of one for which the executable of a loop could wait."""
+    calls = [node for node in walk([loop]) if isinstance(node, ColocatedCall)]
+    calls += [inner for node in walk([loop]) if isinstance(node, Fragment) for inner in node.calls]
+    answered = [other for other in calls if other.stream is call.stream and other.callee.options.uses_jax is False]
+    results = [value for other in answered for value in other.outputs]
+    on_cpus = all(platforms_of(value.sharding) <= ANSWERED for value in results if value.sharding)
+    return bool(results) and on_cpus and call not in answered
+
+
+def _shared_stream(call: _Call, loop: Loop[Value, Value]) -> Finding:
+    return _finding(
+        "shared stream",
+        call,
+        f"the host makes {call.callee.name} and a call on its stream, for which the devices could wait{_times(loop)}",
+        "put it on a stream of its own, stream='log', or say uses_jax=False of it: then the loop is one executable",
     )
 
 

@@ -30,6 +30,8 @@ def batch():
 pure = colocated_python(table, pure=True, **like)
 effect = colocated_python(table, **like)
 quiet = colocated_python(note, out_specs_fn=lambda x: None)
+apart = quiet.specialize(stream="log")
+of_numbers = colocated_python(note, out_specs_fn=lambda x: None, uses_jax=False)
 noted = colocated_python(note, **like)
 batches = {"out_specs": jax.ShapeDtypeStruct((8,), np.float32)}
 load = colocated_python(batch, **batches)
@@ -76,6 +78,11 @@ WITH = {
         "the host calls table in every iteration (10 times), and the devices wait meanwhile",
         "say uses_jax=False if it neither runs jax nor waits for arrays: then the loop is one executable",
     ),
+    "shared stream": (
+        repeated(lambda c, x: (quiet(c), without_jax(c) + x)[1]),
+        "the host makes note and a call on its stream, for which the devices could wait (10 times)",
+        "put it on a stream of its own, stream='log', or say uses_jax=False of it: then the loop is one executable",
+    ),
 }
 
 WITHOUT = {
@@ -93,6 +100,9 @@ WITHOUT = {
     "a call with arguments": lambda x: effect(x) + 1,
     "a function that may use jax": repeated(lambda c, _: effect(c)),
     "a function that does not use jax": repeated(lambda c, _: without_jax(c)),
+    "a log on a stream of its own": repeated(lambda c, x: (apart(c), without_jax(c) + x)[1]),
+    "a log that does not use jax": repeated(lambda c, x: (of_numbers(c), without_jax(c) + x)[1]),
+    "a log beside a function that may use jax": repeated(lambda c, x: (quiet(c), effect(c) + x)[1]),
     "a call that is not in a loop": lambda x: of_numpy(x) + 1,
     "a batch at once": lambda x: jax.vmap(at_once)(x) + 1,
     "a loop that does something else too": lambda x: jax.lax.map(lambda s: effect(s) + 1, x),
