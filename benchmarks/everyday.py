@@ -92,6 +92,7 @@ SITUATIONS: Mapping[str, Entry] = {
     "clock": Entry(in_loops.clock, 100, 200),
     "generation": Entry(controls.generation, 60, 100),
     "filter": Entry(controls.filtered, 50, 100),
+    "filter and log": Entry(sized(controls.filtered, is_logged=True), 50, 100),
     "environment": Entry(in_steps.environment, 50, 100),
     "schedule": Entry(controls.schedule, 50, 200),
     "loss scale": Entry(feedback.loss_scale, 50, 200),

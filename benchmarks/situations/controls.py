@@ -1,5 +1,6 @@
 """What the host decides as a program goes on: the rate of a step, when a text ends, the state of an iteration."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,8 +11,23 @@ from jax import lax
 from partjit import colocated, pjit
 from situations import host
 from situations.in_loops import begin, work
-from situations.training import batch_for, new_params, update
-from situations.ways import BY_HAND, IO, OURS, PURE, Place, Run, Situation, callback, ended, finished, scalar
+from situations.training import batch_for, new_params, pool, update
+from situations.ways import (
+    BY_HAND,
+    DEBUG,
+    IO,
+    OURS,
+    PURE,
+    THREAD,
+    Place,
+    Run,
+    Situation,
+    callback,
+    ended,
+    finished,
+    scalar,
+    waited_for,
+)
 
 
 def schedule(place: Place, iterations: int) -> Situation:
@@ -106,38 +122,55 @@ def generation(place: Place, length: int) -> Situation:
     )
 
 
-def filtered(place: Place, iterations: int) -> Situation:
-    """A NumPy filter of a state of 4 kB after each iteration."""
+def filtered(place: Place, iterations: int, is_logged: bool = False) -> Situation:
+    """A NumPy filter of a state of 4 kB after each iteration; if it `is_logged`, with a log of its first number."""
     x = begin(place)
     spec = place.spec(x.size)
 
-    def loop(call: Any) -> Any:
-        return lambda x: lax.fori_loop(0, iterations, lambda _, x: call(work(x)), x)
+    def loop(call: Any, log: Any) -> Any:
+        def iteration(_: Any, x: Any) -> Any:
+            x = call(work(x))
+            if is_logged:
+                log(x[0])
+            return x
+
+        return lambda x: lax.fori_loop(0, iterations, iteration, x)
 
     jitted = jax.jit(work)
     quickest = place.quickest(lambda x: jax.device_put(x, place.rows))
 
-    def by_hand() -> Any:
-        own = x
-        for _ in range(iterations):
-            own = quickest(host.smoothed(np.asarray(jitted(own))))
-        return own
+    def by_hand(log: Any, end: Any) -> Run:
+        def run() -> Any:
+            own, logged = x, []
+            for _ in range(iterations):
+                found = host.smoothed(np.asarray(jitted(own)))
+                if is_logged:
+                    logged.append(log(found[0]))
+                own = quickest(found)
+            end(logged)
+            return own
 
-    def with_callback(way: str) -> Run:
-        called = jax.jit(loop(lambda x: callback(way, host.smoothed, spec, x)))
+        return run
+
+    def with_callback(way: str, log_way: str) -> Run:
+        log = functools.partial(callback, log_way, host.log, None)
+        called = jax.jit(loop(lambda x: callback(way, host.smoothed, spec, x), log))
         return lambda: finished(called(x))
 
     def with_ours(**options: Any) -> Run:
-        called = pjit(loop(colocated.colocated_python(host.smoothed, out_specs=spec, **options)))
+        log = colocated.colocated_python(host.log, stream="log")
+        called = pjit(loop(colocated.colocated_python(host.smoothed, out_specs=spec, **options), log))
         return lambda: ended(called(x))
 
+    in_thread = {THREAD: by_hand(functools.partial(pool.submit, host.log), waited_for)}
     return Situation(
         iterations,
         {
-            BY_HAND: by_hand,
+            BY_HAND: by_hand(host.log, lambda _: None),
+            **(in_thread if is_logged else {}),
             OURS: with_ours(uses_jax=False),
             f"{OURS}, without uses_jax": with_ours(arrays="numpy"),
-            IO: with_callback(IO),
-            PURE: with_callback(PURE),
+            IO: with_callback(IO, IO),
+            PURE: with_callback(PURE, DEBUG),
         },
     )
