@@ -10,12 +10,13 @@ else.
 import functools
 import types
 
-from partjit._jax.arrays import ArrayImpl, is_computed
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, is_computed
 from partjit.colocated.runtime import lanes, scheduler
 from partjit.colocated.runtime.call import Call
+from partjit.colocated.runtime.moved_by_calls import MovedByCall
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
-__all__ = ["give_way"]
+__all__ = ["give_way", "is_there"]
 
 
 def give_way(call: Call) -> None:
@@ -32,20 +33,19 @@ def give_way(call: Call) -> None:
 
 
 def _waits_for_nothing(call: Call) -> bool:
-    return call.needed is not None and all(map(_is_there, call.needed))
+    return call.needed is not None and all(map(is_there, call.needed))
 
 
-def _is_there(taken: object) -> bool:
-    """Whether an argument, or what returns it in the thread of the call, waits for nothing, as far as is known."""
-    source = taken
+def is_there(taken: object) -> bool:
+    """Whether an argument, or what returns it in the thread of the call (`Taken`), waits for nothing, as is known."""
     if isinstance(taken, types.MethodType):
-        source = taken.__self__
-    elif isinstance(taken, functools.partial) and taken.args:  # of a number that was kept
-        source = taken.args[0]
-    if type(source) is PendingArray:
-        return source.is_ready()
-    if isinstance(source, OnDemand):
-        if source.source is None:
-            return True
-        source = source.source
-    return type(source) is ArrayImpl and not source.is_deleted() and is_computed(source)
+        return is_there(taken.__self__)
+    if isinstance(taken, functools.partial):
+        return is_there(taken.args[0])
+    if isinstance(taken, MovedByCall):
+        return taken.moved_from is None or is_there(taken.moved_from)
+    if isinstance(taken, OnDemand):
+        return taken.source is None or is_there(taken.source)
+    if type(taken) is PendingArray:
+        return taken.is_ready()
+    return isinstance(taken, ArrayImpl | PRNGKeyArray) and not taken.is_deleted() and is_computed(taken)
