@@ -96,8 +96,7 @@ class OnThread:
             settings.run, context.run, self._run_observed, takes, stream, out_specs, target, record
         )
         call = Call(self.name, site, stream, lanes, body)
-        if not self.uses_jax:
-            call.needed = takes
+        call.needed, call.uses_jax = takes, self.uses_jax
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)

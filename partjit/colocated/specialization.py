@@ -297,8 +297,7 @@ class Specialization(PreparedFunction):
         if not lanes:
             return body()
         call = self._call(site, stream, lanes, body)
-        if self._options.uses_jax is False:
-            call.needed = leaves
+        call.needed, call.uses_jax = leaves, self._options.uses_jax is not False
         return scheduler.run_here(call)
 
     def _run_if_free(self, body: Callable[[], PyTree], lanes: Sequence[Lane], stream: Stream) -> PyTree:

@@ -247,17 +247,27 @@ def test_a_loop_over_several_objects_is_ended_by_a_call_of_one():
     assert iterations < MOST - 1
 
 
-def test_objects_whose_other_methods_may_use_jax_are_left_to_the_host():
-    """Such a method could wait for the devices, which would wait for it."""
-    plain = colocated_python_class(Rounds, devices=jax.devices()[0])
+@pytest.mark.parametrize("objects", [1, 2])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_call_that_uses_jax_ends_a_loop_which_is_left_to_the_host_on_several_devices(devices, objects):
+    """Such a call could wait for the devices, which would wait for it; a single one runs other programs meanwhile."""
+
+    class UsingJax(Rounds):
+        def stop(self):
+            self._alone()
+            self.is_stopped = bool(jnp.sort(-jnp.arange(100_000))[-1] == 0)
+            return self.is_stopped
+
+    plain = colocated_python_class(UsingJax, devices=jax.devices()[0])
     plain.goes_on = plain.goes_on.specialize(out_specs=TRUTH, uses_jax=False)
     plain.add = plain.add.specialize(out_specs=NUMBER, uses_jax=False)
-    rounds, other = plain(), plain()
-    assert has_executable_that_waits(loop_over(rounds).plan(np.float32(0)))
-    program = loop_over(rounds, other)
-    assert not has_executable_that_waits(program.plan(np.float32(0)))
-    iterations, outcome = run_with(program, lambda: rounds.stop())
-    assert outcome is None
+    rounds, *others = [plain() for _ in range(objects)]
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("x",))
+    program = loop_over(rounds, *others)
+    with mesh:
+        assert any(isinstance(node, Loop) for node in program.plan(np.float32(0)).nodes) == (devices == 8)
+    iterations, outcome = run_with(program, lambda: bool(rounds.stop()), mesh)
+    assert outcome is True
     assert iterations < MOST - 1
 
 

@@ -2,9 +2,9 @@
 
 Such an executable runs its calls in the place of one call, in the lanes of their stream and of their objects. It may be
 waiting for just what another thread's call of one of these objects says: a loop goes on until that ends it. The
-executable has not ended, so nothing says that all of its calls come before that one. The device waits meanwhile, so the
-other call must not wait for devices: its function does not use jax, its arguments are there, and it is first everywhere
-else.
+executable has not ended, so nothing says that all of its calls come before that one. The other call must wait for
+nothing: its arguments are there, and it is first everywhere else. Where several devices wait meanwhile, its function
+does not use jax either: a program of theirs would wait for them. A single CPU device runs others beside this one.
 """
 
 import functools
@@ -19,10 +19,17 @@ from partjit.colocated.runtime.pending import OnDemand, PendingArray
 __all__ = ["give_way", "is_there"]
 
 
-def give_way(call: Call) -> None:
-    """Lets those that wait right behind a call of this thread run before it goes on; those that come later wait."""
+def give_way(call: Call, *, to_users_of_jax: bool) -> None:
+    """Lets those that wait right behind a call of this thread run before it goes on; those that come later wait.
+
+    Args:
+        call: that of this thread.
+        to_users_of_jax: whether also those whose functions may use jax.
+    """
     for lane in call.lanes:
         for other in [*lane.calls][1:]:
+            if other.uses_jax and not to_users_of_jax:
+                break
             if not (_waits_for_nothing(other) and lanes.let_ahead(other, call)):
                 break
             scheduler.start(other)
