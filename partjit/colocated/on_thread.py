@@ -96,8 +96,7 @@ class OnThread:
             settings.run, context.run, self._run_observed, takes, stream, out_specs, target, record
         )
         call = Call(self.name, site, stream, lanes, body)
-        if not self.uses_jax:
-            call.needed = takes
+        call.needed, call.uses_jax = takes, self.uses_jax
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)
@@ -107,7 +106,8 @@ class OnThread:
         inside(stream)
         arrays = borrowed(takes)
         try:
-            return given_back(takes, arrays, self._results(arrays, out_specs, self._target))
+            results = self._results(arrays, out_specs, self._target, is_read=not out_specs.is_used)
+            return given_back(takes, arrays, results)
         finally:  # a traceback may keep this frame
             takes.clear()
             arrays.clear()
@@ -124,7 +124,7 @@ class OnThread:
         arrays = borrowed(takes)
         try:
             if record is None:
-                results = self._results(arrays, out_specs, target, is_for_waiter=current_calls()[-1].is_brief)
+                results = self._results(arrays, out_specs, target, is_read=current_calls()[-1].is_brief)
             else:
                 with record:
                     results = self._results(arrays, out_specs, target)
@@ -140,8 +140,9 @@ class OnThread:
         out_specs: OutSpecs,
         target: Callable[..., PyTree],
         *,
-        is_for_waiter: bool = False,
+        is_read: bool = False,
     ) -> list[Any]:
+        """The flat results; a number alone is not put on devices if it `is_read`, as far as is known."""
         if is_profiled():
             target = functools.partial(_profiled, self.name, target)
         if self.cheapness is not None:
@@ -151,7 +152,7 @@ class OnThread:
         else:
             args, kwargs = self._tree.unflatten(arrays)
             returned = [target(*args, **kwargs)]
-        number = returned_number(out_specs, returned, self.name) if is_for_waiter else None
+        number = returned_number(out_specs, returned, self.name) if is_read else None
         if number is not None:
             return [number]
         is_made_here = is_new(returned[0])

@@ -261,8 +261,7 @@ class PreparedFunction:
             return self._pins.pin(i, leaf)
         target = self._host_shardings[i]
         if type(leaf) is not PendingArray and leaf.nbytes > MOST_BYTES_COPIED_THERE:
-            moved_now = moved_to(leaf, target)  # which on a GPU waits until it is computed
-            return lambda: moved_now
+            return unpinned(moved_to(leaf, target))  # to move it from a GPU waits until it is computed
         take = copied(leaf)
         return MovedByCall(take if type(leaf) is PendingArray else take(), target, beside)
 

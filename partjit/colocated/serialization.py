@@ -56,6 +56,7 @@ _classes: "weakref.WeakValueDictionary[int, type]" = weakref.WeakValueDictionary
 _process = secrets.token_hex(8)
 
 _COMPILED = (PjitFunction, jax.stages.Compiled)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, types.CodeType, types.FunctionType})
 
 
 def serialize(obj: object) -> bytes:
@@ -186,6 +187,8 @@ def _pickler_class() -> Any:
             self.inside: object = None  # the entry being written, which must not refer to itself
 
         def persistent_id(self, obj: Any) -> _Reference | None:
+            if type(obj) in _PLAIN:  # as most objects in a function are
+                return None
             if self.own is not None and isinstance(obj, type) and obj not in self.own:
                 _classes[id(obj)] = obj
                 return "class", id(obj)

@@ -91,8 +91,7 @@ class _SimpleCall(Call):
         self.settings, self.context = _settings_here(), _copy_context()
         self.on_thread = on_thread
         self.takes = takes
-        if not on_thread.uses_jax:
-            self.needed = takes
+        self.needed, self.uses_jax = takes, on_thread.uses_jax
         self.out_specs = out_specs
         self.crossed: Sequence[Made] = ()
         if on_thread.history is not None:

@@ -38,6 +38,8 @@ __all__ = ["Specialization"]
 _perf_counter = time.perf_counter
 _CATCH_UP_SECONDS = 2e-4
 """How long a caller waits for each of the calls before one that it would rather run itself."""
+_LEFT_TO_THREADS, _MOST_SECONDS_LEFT = 100, 0.2
+"""How many times as long as it waited in vain a caller then leaves its calls to threads, and for how long at most."""
 _MOST_ATTEMPTS = 10
 """How often it does so where another thread was quicker each time."""
 
@@ -258,7 +260,7 @@ class Specialization(PreparedFunction):
         seconds = INTERRUPTED_SECONDS if are_of_callers else _CATCH_UP_SECONDS * (1 + len(before))
         for last in [call for lane in lanes for call in [*lane.calls][-1:]]:
             if not scheduler.join(last, now + seconds):
-                self._catches_up_from = now + 100 * seconds  # of its time, no more than this is in vain
+                self._catches_up_from = now + min(_LEFT_TO_THREADS * seconds, _MOST_SECONDS_LEFT)
                 return False
         return True
 
@@ -297,8 +299,7 @@ class Specialization(PreparedFunction):
         if not lanes:
             return body()
         call = self._call(site, stream, lanes, body)
-        if self._options.uses_jax is False:
-            call.needed = leaves
+        call.needed, call.uses_jax = leaves, self._options.uses_jax is not False
         return scheduler.run_here(call)
 
     def _run_if_free(self, body: Callable[[], PyTree], lanes: Sequence[Lane], stream: Stream) -> PyTree:

@@ -140,6 +140,27 @@ def test_an_object_that_is_dropped_is_destroyed_once_on_another_thread():
     assert log() == ["made", "gone"]
 
 
+def test_many_objects_that_are_dropped_at_once_are_destroyed_by_a_few_threads():
+    @colocated_python_class
+    class Slow:
+        def touch(self, x) -> None:
+            pass
+
+        def __del__(self):
+            time.sleep(0.002)
+            rendezvous.logs["destroyed by"].append(threading.get_ident())
+
+    objects = [Slow() for _ in range(50)]
+    for each in objects:
+        each.touch(one)
+    colocated.wait()
+    each = None
+    objects.clear()
+    destroyers = rendezvous.logs["destroyed by"]
+    wait_for(lambda: len(destroyers) == 50)
+    assert len({*destroyers}) <= 10
+
+
 @pytest.mark.parametrize(
     "program",
     [

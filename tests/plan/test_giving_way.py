@@ -10,9 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 
-from partjit import Mesh, colocated, pjit
+from partjit import Mesh, P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime import small_arguments
+from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.giving_way import is_there
+from partjit.colocated.runtime.moved_by_calls import MovedByCall
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pins import Pins, copied, pin, unpinned
 from partjit.plan.ir.nodes import Loop
 from tests.colocated import rendezvous
 
@@ -140,6 +147,17 @@ def stop_by_an_array(rounds):
     assert float(rounds.stop_by(jax.block_until_ready(jnp.cos(jnp.float32(0))))) > 0
 
 
+def stop_by_a_computation(rounds):
+    assert float(rounds.stop_by(jnp.sort(jnp.ones(200_000))[-1])) > 0
+
+
+def stop_by_a_pending_array(rounds):
+    slow = colocated_python(
+        lambda: time.sleep(0.05) or np.float32(1), out_specs=NUMBER, mode="stream", devices=jax.devices()[0]
+    )
+    assert float(rounds.stop_by(slow())) > 0
+
+
 def stop_in_a_call(rounds):
     outer = colocated_python(lambda: rounds.stop(), out_specs_fn=lambda: None, stream="outer", devices=jax.devices()[0])
     outer()
@@ -156,6 +174,8 @@ WAYS = [
     stop_without_known_specs,
     stop_by_a_number,
     stop_by_an_array,
+    stop_by_a_computation,
+    stop_by_a_pending_array,
     stop_in_a_call,
     stop_in_a_program,
 ]
@@ -176,6 +196,48 @@ def test_another_threads_call_ends_a_loop(way, devices):
     assert float(rounds.as_they_are()) == iterations + 1
 
 
+FORMS = {
+    "pinned": pin,
+    "copied": copied,
+    "as it is": unpinned,
+    "by a function": lambda array: Pins(1).pin_all([array])[0],
+    "moved": lambda array: MovedByCall(pin(array), array.sharding, []),
+}
+
+
+def assert_gets_there(take):
+    end = time.monotonic() + rendezvous.SECONDS
+    while not is_there(take):  # a copy of an array that is computed takes a moment
+        assert time.monotonic() < end, take
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("devices", [1, 8])
+def test_an_argument_is_there_once_it_has_come_in_whatever_form_a_call_has_it(monkeypatch, form, devices):
+    monkeypatch.setattr(small_arguments, "_PINS_OF_A_PROGRAM", 0)
+    monkeypatch.setattr(small_arguments, "_PINS_OF_AN_ARGUMENT", 0)
+    take_of = FORMS[form]
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("x",))
+    values = {
+        "number": (np.float32(1), P()),
+        "small": (np.ones(8, np.float32), P()),
+        "sharded": (np.ones(8, bool), P("x")),
+        "large": (np.ones((8, 5000), np.float32), P("x")),
+        "keys": (jax.random.key(0), P()),
+    }
+    for name, (value, spec) in values.items():
+        array = jax.block_until_ready(jax.device_put(value, NamedSharding(mesh, spec)))
+        assert_gets_there(take_of(array))
+        pending = PendingArray(Call("f", ("", 0, ""), Lane(), [], None), array.aval, array.sharding, True)
+        if form == "by a function":
+            continue  # which has those that are pending pinned one by one
+        take = take_of(pending)
+        assert not is_there(take), name
+        pending.receive(array)
+        assert_gets_there(take)
+        assert (take() == array).all(), name
+
+
 def test_a_loop_over_several_objects_is_ended_by_a_call_of_one():
     rounds, other = ROUNDS(), ROUNDS()
     program = loop_over(rounds, other)
@@ -185,17 +247,27 @@ def test_a_loop_over_several_objects_is_ended_by_a_call_of_one():
     assert iterations < MOST - 1
 
 
-def test_objects_whose_other_methods_may_use_jax_are_left_to_the_host():
-    """Such a method could wait for the devices, which would wait for it."""
-    plain = colocated_python_class(Rounds, devices=jax.devices()[0])
+@pytest.mark.parametrize("objects", [1, 2])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_call_that_uses_jax_ends_a_loop_which_is_left_to_the_host_on_several_devices(devices, objects):
+    """Such a call could wait for the devices, which would wait for it; a single one runs other programs meanwhile."""
+
+    class UsingJax(Rounds):
+        def stop(self):
+            self._alone()
+            self.is_stopped = bool(jnp.sort(-jnp.arange(100_000))[-1] == 0)
+            return self.is_stopped
+
+    plain = colocated_python_class(UsingJax, devices=jax.devices()[0])
     plain.goes_on = plain.goes_on.specialize(out_specs=TRUTH, uses_jax=False)
     plain.add = plain.add.specialize(out_specs=NUMBER, uses_jax=False)
-    rounds, other = plain(), plain()
-    assert has_executable_that_waits(loop_over(rounds).plan(np.float32(0)))
-    program = loop_over(rounds, other)
-    assert not has_executable_that_waits(program.plan(np.float32(0)))
-    iterations, outcome = run_with(program, lambda: rounds.stop())
-    assert outcome is None
+    rounds, *others = [plain() for _ in range(objects)]
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("x",))
+    program = loop_over(rounds, *others)
+    with mesh:
+        assert any(isinstance(node, Loop) for node in program.plan(np.float32(0)).nodes) == (devices == 8)
+    iterations, outcome = run_with(program, lambda: bool(rounds.stop()), mesh)
+    assert outcome is True
     assert iterations < MOST - 1
 
 

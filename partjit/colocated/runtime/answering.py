@@ -10,6 +10,7 @@ The executable may make calls of other streams besides, for which nobody waits: 
 """
 
 import collections
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -135,7 +136,7 @@ class Answering:
         try:
             if self.failure is not None:
                 raise _failed_before()
-            self._give_way()
+            self._give_way(to_users_of_jax=True)
             return self._caller.run(self._calls[which].answer_one, arrays, numbers + _NEXT)
         except BaseException as error:
             self._fail(which, error)
@@ -153,11 +154,11 @@ class Answering:
             self._fail(which, error)
             raise
 
-    def _give_way(self) -> None:
+    def _give_way(self, *, to_users_of_jax: bool) -> None:
         """Lets calls of other threads run that wait for this execution: this is between two of its calls."""
         for calls in self._queues:
             if len(calls) > 1:
-                self._caller.run(give_way, self._place)
+                self._caller.run(functools.partial(give_way, to_users_of_jax=to_users_of_jax), self._place)
                 break
 
     def _fail(self, which: int, error: BaseException) -> None:
@@ -169,7 +170,7 @@ class Answering:
     ) -> Sequence[Sequence[PyTree]]:
         if self.failure is not None:
             raise _failed_before()
-        self._give_way()
+        self._give_way(to_users_of_jax=False)
         return self._caller.run(call.answer, found, numbers + _NEXT)
 
     def _meet(

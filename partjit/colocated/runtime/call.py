@@ -101,7 +101,8 @@ class Call(Flag):
         may_overtake: whether it goes before calls that can only run when the one has ended that makes it.
         needs_no_room: whether it enters its lanes also where they are full.
         keeps_place: whether no call may come in between it and those before and behind it.
-        needed: if its function does not use jax, what it waits for: the flat arguments, or what returns them.
+        needed: what its function waits for, the flat arguments or what returns them; None if this is not known.
+        uses_jax: whether that may use jax, and so wait for devices.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
         number: those made later have larger ones.
         root: that of the outermost call that it is part of.
@@ -126,6 +127,7 @@ class Call(Flag):
         "root",
         "stream",
         "turn",
+        "uses_jax",
         "waits",
     )
 
@@ -150,6 +152,7 @@ class Call(Flag):
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.needed: Sequence[object] | None = None
+        self.uses_jax = True
         self.turn: Flag | None = None
         self.is_brief = self.may_overtake = self.needs_no_room = self.keeps_place = False
         self.waits: Sequence[Wait] = ()
@@ -224,7 +227,7 @@ class Call(Flag):
 
     def drop(self) -> None:
         """Forgets what it was to run."""
-        self.body = None
+        self.body = self.needed = None
 
     def claim(self, claimant: object) -> bool:
         """Whether the claimant is the one that runs the call, or gives it up. Idempotent."""

@@ -89,7 +89,7 @@ class ExecutionOnStreams(Execution):
                 return next(self._ended) == len(self._passed_on) and self.is_complete
             if isinstance(following, set):
                 assert place is not None, "it is what is behind this"
-                give_way(place, following)
+                give_way(place, to_users_of_jax=True, among=following)
                 continue
             number, which, found = following
             if number > latest:  # an interrupted thread passes it on again

@@ -4,8 +4,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from partjit._jax.arrays import type_sharding_and_commitment
+from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
 from partjit._jax.threads import has_64_bits
 from partjit._jax.tracing import trace_context
 from partjit._jax.types import PyTree, PyTreeDef
@@ -13,6 +14,8 @@ from partjit.checks import leaves_of
 from partjit.colocated.runtime.host_values import NUMBERS, Destination, is_host_value
 
 __all__ = ["KnownHostArguments", "kinds_of"]
+
+_OF_NUMPY = np.ndarray, np.generic
 
 
 class KnownHostArguments:
@@ -53,10 +56,9 @@ class KnownHostArguments:
         tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array], *, are_devices_given: bool
     ) -> "KnownHostArguments | None":
         """As the constructor; None if one of the arguments is no plain array."""
-        try:
-            return KnownHostArguments(tree, leaves, arrays, are_devices_given)
-        except AttributeError:  # pending, or an array of keys
+        if not all(type(leaf) is ArrayImpl or is_host_value(leaf) for leaf in leaves):  # pending, or an array of keys
             return None
+        return KnownHostArguments(tree, leaves, arrays, are_devices_given)
 
     def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
         """The flat arguments, with `HostArgument`s, if they are of the known kinds; else None."""
@@ -71,30 +73,33 @@ class KnownHostArguments:
             for i, kind in enumerate(self._kinds):
                 leaf = leaves[i]
                 if kind is None:
-                    if type_sharding_and_commitment(leaf) != self._of_arrays[i]:
+                    if type(leaf) is not ArrayImpl or type_sharding_and_commitment(leaf) != self._of_arrays[i]:
                         return None
                 elif kind == _kind(leaf):
                     leaves[i] = self._destinations[i].argument(leaf)
                 else:
                     return None
-        except (AttributeError, OverflowError):  # no plain array, too large
+        except OverflowError:  # too large
             return None
         return leaves
 
 
 def kinds_of(leaves: Sequence[Any]) -> tuple[Hashable, ...] | None:
     """What all that is known of a call follows from, with its structure and context; None for pending ones and keys."""
-    try:
-        return tuple([_kind(leaf) if is_host_value(leaf) else _kind_of_other(leaf) for leaf in leaves])
-    except AttributeError:
-        return None
-
-
-def _kind_of_other(leaf: Any) -> Hashable:
-    return type_sharding_and_commitment(leaf) if isinstance(leaf, jax.Array) else (object, type(leaf))
+    kinds: list[Hashable] = []
+    for leaf in leaves:
+        if is_host_value(leaf):
+            kinds.append(_kind(leaf))
+        elif type(leaf) is ArrayImpl:
+            kinds.append(type_sharding_and_commitment(leaf))
+        elif isinstance(leaf, jax.Array):
+            return None
+        else:
+            kinds.append((object, type(leaf)))
+    return tuple(kinds)
 
 
 def _kind(leaf: Any) -> Hashable:
-    """What the type of the array follows from, of numbers and NumPy arrays."""
+    """What the type of the array follows from, of numbers and NumPy arrays; of anything else, its type."""
     own = type(leaf)
-    return own if own in NUMBERS else (own, leaf.dtype, leaf.shape)
+    return own if own in NUMBERS or not isinstance(leaf, _OF_NUMPY) else (own, leaf.dtype, leaf.shape)

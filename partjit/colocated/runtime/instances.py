@@ -218,7 +218,7 @@ def instance_of(handle: object) -> Instance | None:
 
 def _destroy_later(box: list[object]) -> None:
     if box:
-        threads.run_later(lambda: threads.start(box.clear))
+        threads.run_later_on_few(box.clear)
 
 
 def destroy_all() -> None:

@@ -57,6 +57,11 @@ class MovedByCall(OnDemand):
         self._lock = threading.Lock()
         beside.append(weakref.ref(self))
 
+    @property
+    def moved_from(self) -> object:
+        """What is still to be moved, or what returns it; None once it is moved."""
+        return self._source
+
     def __call__(self) -> jax.Array:
         """The array on the hosts."""
         with self._lock:  # calls of several streams may need it at the same time

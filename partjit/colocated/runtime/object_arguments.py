@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partjit._jax.arrays import type_sharding_and_commitment
+from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of
 from partjit.colocated.runtime.host_arguments import KnownHostArguments
@@ -62,18 +62,17 @@ class KnownObjects:
         others: list[Any] = []
         objects: dict[HostReference, object] = {}
         host_arguments = self.host_arguments
-        try:
-            for leaf, kind, reference in zip(leaves, self._kinds, self._references, strict=True):
-                if reference is None:
-                    if host_arguments is None and type_sharding_and_commitment(leaf) != kind:
-                        return None
-                    others.append(leaf)
-                elif type(leaf) is kind and not hasattr(leaf, "aval"):
-                    objects[reference] = leaf
-                else:
+        for leaf, kind, reference in zip(leaves, self._kinds, self._references, strict=True):
+            if reference is None:
+                if host_arguments is None and (
+                    type(leaf) is not ArrayImpl or type_sharding_and_commitment(leaf) != kind
+                ):
                     return None
-        except AttributeError:  # of what is no plain array
-            return None
+                others.append(leaf)
+            elif type(leaf) is kind and not hasattr(leaf, "aval"):
+                objects[reference] = leaf
+            else:
+                return None
         if host_arguments is None:
             return others, objects
         known = host_arguments.recognized(others)

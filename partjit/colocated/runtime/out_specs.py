@@ -39,6 +39,7 @@ class OutSpecs:
         leaves: an OutSpec for each.
         is_leaf: whether the result is one array.
         is_number: whether it is one number, which Python's represent, on devices of this process.
+        is_used: whether more than the number was used of one.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class OutSpecs:
         "_seen_elsewhere",
         "is_leaf",
         "is_number",
+        "is_used",
         "leaves",
         "tree",
     )
@@ -61,6 +63,7 @@ class OutSpecs:
     def __init__(self, leaves: Sequence[OutSpec], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
+        self.is_used = False
         self._seen: list[object] | None = None
         self._seen_elsewhere: list[object] | None = None
         self.is_leaf = len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree)

@@ -24,11 +24,11 @@ from partjit._jax.arrays import (
     copy_of,
     for_another_thread,
     is_computed,
-    memory_of,
     shareable,
     with_key_data,
 )
 from partjit._jax.shardings import addressable_devices, kind_of_memory
+from partjit.colocated.runtime.arrays_in_memory import ArraysInMemory
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
 from partjit.colocated.runtime.replicated_arguments import kept_number, kept_replica
@@ -38,7 +38,11 @@ from partjit.colocated.runtime.unshared import OF_A_LIST
 __all__ = ["Pins", "Take", "Taken", "borrowed", "copied", "distinct", "given_back", "pin", "unpinned"]
 
 Take = Callable[[], jax.Array]
-"""Returns the pinned array; to be called once, where the function runs."""
+"""Returns the pinned array; to be called once, where the function runs.
+
+It is an `OnDemand`, a method of what it may wait for, or a `functools.partial` that has this as its first argument:
+`giving_way` asks whether it would wait.
+"""
 
 Taken = Take | ArrayImpl
 """The same, or an array that needs no pin."""
@@ -67,10 +71,9 @@ def _pin(array: jax.Array, instead: Callable[[ArrayImpl], Take | None]) -> Take:
     if type(array) is PendingArray:
         return _pin_pending(array)
     if type(array) is PRNGKeyArray:
-        take_data = pin(array._base_array)
-        return lambda: with_key_data(array, take_data())
+        return functools.partial(_of_key_data, pin(array._base_array), array)
     if type(array) is not ArrayImpl:
-        return lambda: array
+        return functools.partial(_itself, array)
     if array.is_deleted():  # on jax 0.10, `is_ready` of such an array aborts the process
         raise _deleted(array)
     kept = instead(array)
@@ -85,7 +88,7 @@ def unpinned(array: jax.Array) -> Taken:
     """An array that will not be donated, or what returns it."""
     if type(array) is PendingArray:
         return array.value_for_call
-    return for_another_thread(array) if type(array) is ArrayImpl else lambda: array
+    return for_another_thread(array) if type(array) is ArrayImpl else functools.partial(_itself, array)
 
 
 def _pin_ready(array: ArrayImpl) -> Take:
@@ -263,7 +266,7 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
         takes, arrays: the pins, and what was borrowed of them.
         results: what the function returned; only these lists may still refer to the arrays.
     """
-    own: _Arrays | None = None
+    own: ArraysInMemory | None = None
     others = len(results)
     position_of = _position_among_few if others <= _FEW else _Positions(results).find
     for i, take in enumerate(takes):
@@ -276,7 +279,7 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
             others -= 1
         if take.is_shared and sys.getrefcount(array) == OF_A_LIST:
             if own is None and others:
-                own = _Arrays(results)
+                own = ArraysInMemory(results)
             if own is None or array not in own:  # a result that was moved may be in its memory
                 take.give_back(array)
     return results
@@ -307,9 +310,16 @@ class _Positions:
 
 def _copied(array: ArrayImpl) -> Take:
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
-        return lambda: array  # strings, which cannot be donated to a program
-    copy = copy_of(array)
-    return lambda: copy
+        return functools.partial(_itself, array)  # strings, which cannot be donated to a program
+    return functools.partial(_itself, copy_of(array))
+
+
+def _itself(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _of_key_data(take: Take, keys: PRNGKeyArray) -> jax.Array:
+    return with_key_data(keys, take())
 
 
 def _pin_pending(array: PendingArray) -> Take:
@@ -324,16 +334,16 @@ def _pin_pending(array: PendingArray) -> Take:
             pinned.append(functools.partial(_raise, error))
 
     when_received(array, pin_value)
+    return functools.partial(_of_pending, array, pinned)
 
-    def take() -> jax.Array:
-        try:
-            array.value_for_call()
-        except PoisonedError:
-            pinned.clear()
-            raise
-        return pinned.pop()()
 
-    return take
+def _of_pending(array: PendingArray, pinned: list[Take]) -> jax.Array:
+    try:
+        array.value_for_call()
+    except PoisonedError:
+        pinned.clear()
+        raise
+    return pinned.pop()()
 
 
 def _raise(error: RuntimeError) -> NoReturn:
@@ -351,7 +361,7 @@ def distinct(
 
     An array moved to a sharding that differs in words only is another one in the same memory, and ends with it.
     """
-    seen = _Arrays(given)
+    seen = ArraysInMemory(given)
     own = [*results]
     for i in range(len(own)) if which is None else which:
         if type(results[i]) is np.ndarray:  # in memory of its own, left to the dispatch of what reads it
@@ -360,39 +370,3 @@ def distinct(
             own[i] = _pin(results[i], _nothing)()
         seen.add(results[i])
     return own
-
-
-_WITH_MEMORY = (ArrayImpl, PRNGKeyArray)
-
-
-class _Arrays:
-    """Arrays and what is in their memory: an array is among them if it ends when one of them does.
-
-    Asking where memory is takes a call for each device, so that is found out for arrays of equal types only.
-    """
-
-    __slots__ = ("_ids", "_memory", "_of_type")
-
-    def __init__(self, arrays: Iterable[object]) -> None:
-        self._ids: set[int] = set()
-        self._of_type: dict[object, list[jax.Array]] = {}
-        self._memory: dict[object, set[int]] = {}
-        for array in arrays:
-            self.add(array)
-
-    def add(self, array: object) -> None:
-        self._ids.add(id(array))
-        if isinstance(array, _WITH_MEMORY):
-            self._of_type.setdefault((array.shape, array.dtype), []).append(array)
-
-    def __contains__(self, array: jax.Array) -> bool:
-        if id(array) in self._ids:
-            return True
-        kind = array.shape, array.dtype
-        others = self._of_type.get(kind)
-        if others is None or not array.size:  # without elements it has no address, and its copy costs nothing
-            return others is not None
-        memory = self._memory.setdefault(kind, set())
-        while others:
-            memory.update(memory_of(others.pop()))
-        return not memory.isdisjoint(memory_of(array))

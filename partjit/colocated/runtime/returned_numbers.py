@@ -1,6 +1,7 @@
 """Numbers that functions return: they are put on devices when more than the number is used.
 
-`if bool(stop):` after each step then neither puts a number on a device nor reads it back.
+`if bool(stop):` after each step then neither puts a number on a device nor reads it back. Where more was used of one,
+the threads that run calls put the next ones, so that whoever uses them need not.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ import numpy as np
 
 from partjit._jax.arrays import shareable
 from partjit._jax.types import PyTree
-from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import OnDemand
 
@@ -31,15 +31,15 @@ def returned_number(out_specs: OutSpecs, returned: Sequence[PyTree], name: str) 
     if not out_specs.is_number or isinstance(returned[0], jax.Array):
         return None
     (number,) = out_specs.fit_numpy(returned[0], name)
-    return _ReturnedNumber(np.array(number), out_specs.leaves[0])  # the function may change its own
+    return _ReturnedNumber(np.array(number), out_specs)  # the function may change its own
 
 
 class _ReturnedNumber(OnDemand):
-    __slots__ = ("_spec", "_value")
+    __slots__ = ("_out_specs", "_value")
 
-    def __init__(self, value: np.ndarray, spec: OutSpec) -> None:
+    def __init__(self, value: np.ndarray, out_specs: OutSpecs) -> None:
         self._value = value
-        self._spec = spec
+        self._out_specs = out_specs
 
     @property
     def number(self) -> bool | int | float:
@@ -48,4 +48,5 @@ class _ReturnedNumber(OnDemand):
 
     def __call__(self) -> jax.Array:
         """The array, on its devices."""
-        return shareable(self._spec.put_numpy(self._value))
+        self._out_specs.is_used = True
+        return shareable(self._out_specs.leaves[0].put_numpy(self._value))

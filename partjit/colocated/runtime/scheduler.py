@@ -207,7 +207,7 @@ def _run_here(call: Call, driver: "_Driver", deadline: float | None) -> Any:
                 raise TimeoutError(f"the colocated call of {call.name!r} waits for calls before it, which do not end")
         return _run_body(call)
     finally:
-        call.body = None
+        call.body = call.needed = None
         _leave(call)
         driver.leave()
 

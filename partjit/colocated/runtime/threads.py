@@ -1,6 +1,8 @@
-"""The threads that run colocated calls, and one for jobs of finalizers."""
+"""The threads that run colocated calls, and those for jobs of finalizers."""
 
 import _thread
+import collections
+import contextlib
 import functools
 import queue
 import threading
@@ -17,6 +19,7 @@ __all__ = [
     "is_for_deferred",
     "is_one_of_them",
     "run_later",
+    "run_later_on_few",
     "start",
     "start_deferred",
     "stop",
@@ -24,6 +27,8 @@ __all__ = [
 
 _IDLE_SECONDS = 10.0
 """How long an idle thread is kept: starting one costs more than waking one."""
+_FEW = 8
+"""How many threads destroy objects at a time: thousands may be dropped at once, and some may take long."""
 
 
 class _Pool:
@@ -95,6 +100,37 @@ class _Pool:
             return None
 
 
+class _Few:
+    """Jobs that a few threads of the pool run."""
+
+    def __init__(self) -> None:
+        self._jobs: collections.deque[Callable[[], None]] = collections.deque()
+        self._running: list[None] = []  # an element for each thread; to append and to pop one are atomic
+
+    def start(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        if not self._jobs or len(self._running) >= _FEW:
+            return
+        self._running.append(None)
+        try:
+            start(self._work)
+        except BaseException:
+            self._running.pop()
+            raise
+
+    def _work(self) -> None:
+        try:
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                while True:
+                    run_reporting(self._jobs.popleft())
+        finally:
+            self._running.pop()
+        self._start_thread()  # for what came after the last look
+
+
 def _start_thread(work: Callable[[], None], name: str) -> None:
     """Starts a thread.
 
@@ -121,6 +157,7 @@ def _new_deferred() -> BackgroundThread:
 
 _pool = _Pool()
 _deferred = _new_deferred()
+_few = _Few()
 
 
 def start(job: Callable[[], None]) -> None:
@@ -158,6 +195,11 @@ def run_later(job: Callable[[], None]) -> None:
     _deferred.left.put(job)
 
 
+def run_later_on_few(job: Callable[[], None]) -> None:
+    """As `run_later`, for jobs that may take long, and of which there may be many at a time."""
+    run_later(functools.partial(_few.start, job))
+
+
 def close() -> None:
     """Prepares for exit, when Python starts no more threads: the one for finalizers helps to run calls."""
     if not _deferred.is_started:
@@ -184,5 +226,5 @@ def stop(seconds: float) -> None:
 
 def forget_after_fork() -> None:
     """Starts anew in a forked child, which has none of its parent's threads."""
-    global _pool, _deferred
-    _pool, _deferred = _Pool(), _new_deferred()
+    global _pool, _deferred, _few
+    _pool, _deferred, _few = _Pool(), _new_deferred(), _Few()

@@ -180,7 +180,7 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
         return False
     return not answered or (
         len(answered) == 1
-        and (_is_bounded(inside) or _can_be_ended(own))
+        and (_is_bounded(inside) or _can_be_ended(own, executables))
         and all(can_be_answered(call, executables) for call in own)
         and can_be_kept(atom.aval for atom in node.inputs)
         and _copies_little(node, executables)
@@ -193,10 +193,10 @@ def _is_bounded(nodes: Iterable[AnyNode]) -> bool:
     return all(node.trip_count is not None for node in nodes if isinstance(node, Loop))
 
 
-def _can_be_ended(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
-    """Whether another thread's call of one of several objects comes in between these, as it may be what ends a loop."""
-    methods = {function.lane: function for call in calls if (function := call.callee.definition.function).lane}
-    return len(methods) <= 1 or not any(method.others_use_jax for method in methods.values())
+def _can_be_ended(calls: Iterable[ColocatedCall[Any, Any]], executables: Executables) -> bool:
+    """Whether another thread's call of one of their objects comes in between these, as it may be what ends a loop."""
+    functions = [call.callee.definition.function for call in calls]
+    return executables.device_count == 1 or not any(one.lane and one.others_use_jax for one in functions)
 
 
 def have_one_stream_per_object(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:

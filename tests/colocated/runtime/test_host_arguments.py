@@ -115,6 +115,22 @@ def test_calls_of_known_kinds_are_recognized_in_any_order(monkeypatch, mode):
             np.testing.assert_array_equal(f(value, other), value)
 
 
+@pytest.mark.parametrize("other", [2, np.float32(2), jnp.float32(2)], ids=["number", "NumPy", "array"])
+def test_an_attribute_error_of_partjit_is_not_taken_for_an_argument_that_is_no_plain_array(monkeypatch, other):
+    f = colocated_python(look, mode="inline", out_specs_fn=lambda value, other: value)
+    f(1, other)
+
+    def broken(*_, **__):
+        raise AttributeError("ours")
+
+    monkeypatch.setattr(Destination, "argument", broken)
+    with pytest.raises(AttributeError, match="ours"):
+        f(1, other)
+    monkeypatch.setattr(Destination, "__init__", broken)
+    with pytest.raises(AttributeError, match="ours"):
+        f(np.ones(3), other)
+
+
 @pytest.mark.parametrize("beside", ["an array", "a NumPy array"])
 @pytest.mark.parametrize("arrays", ["jax", "numpy"])
 def test_a_numpy_array_may_be_changed_right_after_each_call(arrays, beside, mesh):

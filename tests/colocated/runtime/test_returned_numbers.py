@@ -63,6 +63,29 @@ def test_a_number_that_is_only_read_is_not_put_on_a_device(kind, all_are_brief, 
     assert added.sharding == result.sharding
 
 
+@pytest.mark.parametrize("kind", RETURNED)
+def test_a_number_of_a_thread_is_put_by_whoever_uses_it_and_then_by_the_thread(kind, puts):
+    dtype, function = RETURNED[kind]
+    call = colocated_python(function, mode="stream", out_specs_fn=lambda x: jax.ShapeDtypeStruct((), dtype))
+    x = jnp.float32(3)
+    wanted = np.asarray(function(np.float32(3)), dtype)
+    float(call(x))
+    puts.clear()  # that of the first call
+    for _ in range(2):
+        result = call(x)
+        for read in (np.asarray(result), result.item(), bool(result)):
+            np.testing.assert_array_equal(read, np.asarray(wanted, np.asarray(read).dtype))
+    call(x)
+    colocated.wait(timeout=60)
+    assert not puts
+    np.testing.assert_array_equal(jnp.stack([result]), [wanted])
+    assert len(puts) == 1
+    following = call(x)
+    colocated.wait(timeout=60)
+    assert len(puts) == 2
+    np.testing.assert_array_equal(jnp.stack([following]), [wanted])
+
+
 def test_a_number_is_what_was_returned_though_the_function_changes_its_own(all_are_brief):
     class Counter:
         def __init__(self):
