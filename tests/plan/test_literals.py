@@ -150,3 +150,27 @@ def test_a_loop_starts_from_the_literal_or_constant_that_it_is_given(meeting, pl
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == expected.dtype
         assert rendezvous.logs["seen"] == meant
+
+
+def test_no_program_puts_the_constants_of_calls(meeting, compilations):
+    def note(a):
+        rendezvous.logs["seen"].append(np.asarray(a).tolist())
+
+    log = colocated.colocated_python(note, out_specs_fn=lambda _: None)
+    rows = np.ones(5, np.float32)
+    constants = (rows, 2, 2.5, np.int8(3), np.bool_(True))
+
+    @pjit
+    def f(x):
+        for constant in constants:
+            log(constant)
+        return -x
+
+    x, before = np.float32(1), len(compilations)
+    f(x)
+    colocated.wait(timeout=60)
+    assert len(compilations) - before == len(f.plan(x).fragments) == 1
+    rows[:] = 7  # the program keeps what it was traced with
+    f(x)
+    colocated.wait(timeout=60)
+    assert meeting.logs["seen"] == [[1] * 5, 2, 2.5, 3, True] * 2

@@ -1,8 +1,9 @@
 """Small arguments of calls on threads: a program copies all of them, which takes less time than a pin of each.
 
-To compile it takes about as long as hundreds of pins, so that is done for calls that are made often. Of numbers that
-all devices have, such as the metrics of a step, a program of one of them copies its own. Where no program copies them,
-those over several devices are copied each by itself: a pin takes a step for each device, twice.
+To compile it takes about as long as hundreds of pins, so that is done for calls that are made often, and for some of
+many arguments at a time: no call is held up for the sake of all later ones. Of numbers that all devices have, such as
+the metrics of a step, a program of one of them copies its own. Where no program copies them, those over several devices
+are copied each by itself: a pin takes a step for each device, twice.
 
 Large arguments that are still computed cannot be pinned, and are copied as well: many of them by one program.
 """
@@ -10,7 +11,7 @@ Large arguments that are still computed cannot be pinned, and are copied as well
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,22 +33,22 @@ _FEWEST_NUMBERS = 8
 """How many replicated numbers it takes as long to keep one by one as to dispatch a program that copies one of each."""
 _FEWEST_LARGE = 8
 """How many large arrays a program copies in less time than one by one."""
-_PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
+_PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 64
 """How many pins take as long as to compile a program, and by how many each of its arguments adds to that."""
+_MOST_TOGETHER = 256
+"""How many arguments a program copies at most: to compile it for more holds up a call, and spares it little."""
 
 
 class SmallArguments:
     """The small ones among the arguments of calls with arguments of the same types and shardings."""
 
-    __slots__ = ("_groups", "_large", "_last", "_over_devices", "_pins", "_programs")
+    __slots__ = ("_large", "_last", "_over_devices", "_programs")
 
     def __init__(self) -> None:
         self._large: _LargeArguments | None = None
         self._over_devices: Sequence[int] | None = None  # the positions of those that are copied by themselves
-        self._groups: Sequence[_Group] | None = None
-        self._programs: Sequence[_Program] | None = None  # of the groups, once they are compiled
+        self._programs: _Programs | None = None
         self._last: Sequence[Callable[[], ArrayImpl | None]] = ()  # the last arguments that are not gone
-        self._pins = 0  # how many were made instead
 
     def copies(self, arrays: Sequence[ArrayImpl]) -> Sequence[Any] | None:
         """A copy of each argument that is small, as it is now, or what returns it; None for each of the others.
@@ -61,15 +62,17 @@ class SmallArguments:
         if self._large is None:
             self._large = _LargeArguments(arrays)
         small, large = self._copies_of_small(arrays), self._large.copies(arrays)
-        if large is None:
+        if not large:
             return small
         copies: list[Any] = [None] * len(arrays) if small is None else [*small]
-        for i, copy in zip(self._large.positions, large, strict=True):
+        for i, copy in large.items():
             copies[i] = copy
         return copies
 
     def _copies_of_small(self, arrays: Sequence[ArrayImpl]) -> Sequence[Any] | None:
-        programs = self._learn(arrays) if self._programs is None else self._programs
+        if self._programs is None:
+            self._programs = _Programs(_copied_together(arrays))
+        programs = self._programs.compiled_for(arrays)
         if not programs or results_are_checked():  # for NaNs, which an argument may have
             return self._copied_by_themselves(arrays)
         if USE_OF_DONATED_BUFFERS_CRASHES and any(array.is_deleted() for array in arrays):
@@ -107,19 +110,6 @@ class SmallArguments:
         self._last = [*map(weakref.ref, arrays)]
         return False
 
-    def _learn(self, arrays: Sequence[ArrayImpl]) -> "Sequence[_Program] | None":
-        """What copies them, once as many pins have been made as take as long as to compile it."""
-        groups = self._groups
-        if groups is None:
-            groups = self._groups = [*_copied_together(arrays)]
-        count = sum(len(group.positions) for group in groups)
-        self._pins += count
-        if self._pins < _PINS_OF_A_PROGRAM * len(groups) + _PINS_OF_AN_ARGUMENT * count:
-            return None
-        compiled = [_compiled(group, arrays) for group in groups]
-        programs = self._programs = [program for program in compiled if program is not None]
-        return programs
-
 
 class _LargeArguments:
     """The large ones among the arguments of calls, which a program copies where all of them are still computed.
@@ -131,34 +121,26 @@ class _LargeArguments:
         positions: which of them these are; empty if they are too few for a program.
     """
 
-    __slots__ = ("_copied", "_copier", "positions")
+    __slots__ = ("_programs", "positions")
 
     def __init__(self, arrays: Sequence[ArrayImpl]) -> None:
         large = [i for i, array in enumerate(arrays) if _is_copied(array) and _bytes_on_a_device(array) > _SMALL]
         positions = [i for i in large if _place_of(arrays[i]) == _place_of(arrays[large[0]])]
         self.positions: Sequence[int] = positions if len(positions) >= _FEWEST_LARGE else ()
-        self._copier: Copier | None = None
-        self._copied = 0  # how many were copied one by one instead
+        self._programs = _Programs(_groups(self.positions, are_numbers=False))
 
-    def copies(self, arrays: Sequence[ArrayImpl]) -> Sequence[jax.Array] | None:
-        """A copy of each of these; None if some are computed, and so pinned, or where no program is compiled so far."""
+    def copies(self, arrays: Sequence[ArrayImpl]) -> Mapping[int, Any]:
+        """Copies of these by their positions, of as many as there are programs for; of none if some are computed."""
         own = [arrays[i] for i in self.positions]
         if not own or results_are_checked() or any(array.is_deleted() or is_computed(array) for array in own):
-            return None
-        if self._copier is None:
-            self._copied += len(own)
-            if self._copied < _PINS_OF_A_PROGRAM + _PINS_OF_AN_ARGUMENT * len(own):
-                return None
-            self._copier = _copier_of(own)
-            if self._copier is None:
-                self.positions = ()
-                return None
+            return {}
         try:
-            return self._copier(*own)
+            made = [(program, program.copies(arrays)) for program in self._programs.compiled_for(arrays)]
         except Exception:
             if any(array.is_deleted() for array in own):
-                return None
+                return {}
             raise
+        return {i: copy for program, copies in made for i, copy in zip(program.positions, copies, strict=True)}
 
 
 class _Group(NamedTuple):
@@ -205,6 +187,33 @@ class _Program:
         return [*map(of_replica, [arrays[i] for i in group.positions], copies)]
 
 
+class _Programs:
+    """The programs that copy the groups of the arguments of calls.
+
+    Each is compiled once as many pins were made in place of copies as that takes time, one after the other: a call with
+    thousands of arguments does not wait until there are copies of all of them.
+    """
+
+    __slots__ = ("_compiled", "_left", "_pins")
+
+    def __init__(self, groups: Iterable[_Group]) -> None:
+        self._left = [*groups]
+        self._compiled: list[_Program] = []
+        self._pins = 0
+
+    def compiled_for(self, arrays: Sequence[ArrayImpl]) -> Sequence[_Program]:
+        """Those that there are when a call is made with these arguments."""
+        left = self._left
+        if left:
+            self._pins += sum(len(group.positions) for group in left)
+        while left and self._pins >= (cost := _PINS_OF_A_PROGRAM + _PINS_OF_AN_ARGUMENT * len(left[0].positions)):
+            self._pins -= cost
+            program = _compiled(left.pop(0), arrays)
+            if program is not None:
+                self._compiled.append(program)
+        return self._compiled
+
+
 def _compiled(group: _Group, arrays: Sequence[ArrayImpl]) -> _Program | None:
     """The program of a group; None if there is none: one was deleted, or is of a type that programs do not have."""
     copier = _copier_of(group.of(arrays))
@@ -231,13 +240,18 @@ def _copied_together(arrays: Sequence[ArrayImpl]) -> Iterator[_Group]:
     numbers = [i for _, i in small if are_numbers[i]]
     numbers = [i for i in numbers if _place_of(arrays[i]) == _place_of(arrays[numbers[0]])]
     if len(numbers) >= _FEWEST_NUMBERS:
-        yield _Group(numbers, are_numbers=True)
+        yield from _groups(numbers, are_numbers=True)
     others = [(size, i) for size, i in small if not are_numbers[i]]
     others = [(size, i) for size, i in others if _place_of(arrays[i]) == _place_of(arrays[others[0][1]])]
     if others and len(others) >= arrays[others[0][1]].sharding.num_devices:
         totals = itertools.accumulate(size for size, _ in others)
         positions = [i for (_, i), total in zip(others, totals, strict=True) if total <= _MOST]
-        yield _Group(positions, are_numbers=False)
+        yield from _groups(positions, are_numbers=False)
+
+
+def _groups(positions: Sequence[int], *, are_numbers: bool) -> Iterator[_Group]:
+    for start in range(0, len(positions), _MOST_TOGETHER):
+        yield _Group(positions[start : start + _MOST_TOGETHER], are_numbers)
 
 
 def _is_small_over_devices(array: ArrayImpl) -> bool:

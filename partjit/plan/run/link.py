@@ -13,7 +13,7 @@ from jax.core import ShapedArray
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
-from partjit._jax.arrays import ArrayImpl, constant_of, item_of, numpy_putter, replica_of
+from partjit._jax.arrays import ArrayImpl, item_of, numpy_putter, replica_of
 from partjit._jax.compiling import (
     MeshComputation,
     MeshExecutable,
@@ -297,8 +297,12 @@ def _specialized(
 
 
 def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:
-    """A constant on its devices, without a program over those of several processes if each has all of it."""
-    return resharded(constant_of(constant), sharding)
+    """A constant on its devices, without a program over those of several processes if each has all of it.
+
+    `jax.numpy.asarray` would compile a program for each type of constants.
+    """
+    owned = np.array(constant) if isinstance(constant, np.ndarray) else constant  # `device_put` shares the memory
+    return resharded(jax.device_put(owned), sharding)
 
 
 def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding:

@@ -214,6 +214,23 @@ def test_a_program_is_compiled_after_as_many_pins_as_that_takes_time(monkeypatch
     assert len(compilations) == 1
 
 
+def test_of_many_arguments_programs_are_compiled_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(small_arguments, "_PINS_OF_AN_ARGUMENT", 2)
+    monkeypatch.setattr(small_arguments, "_MOST_TOGETHER", 4)
+    made = []
+    monkeypatch.setattr(
+        small_arguments, "copier_of", lambda arrays: made.append(len(arrays)) or copying.copier_of(arrays)
+    )
+    pins, compiled = Pins(10), []
+    for call in range(5):
+        arrays = [jnp.full(3, 10 * call + i) for i in range(10)]
+        made.clear()
+        takes = pins.pin_all(arrays)
+        compiled.append(([*made], [type(take) for take in takes].count(ArrayImpl)))
+        assert [*map(said_of, borrowed(takes))] == [*map(said_of, arrays)]
+    assert compiled == [([4], 4), ([4], 8), ([], 8), ([2], 10), ([], 10)]
+
+
 def test_calls_with_arguments_of_equal_types_share_a_program_which_ends_with_the_last_of_them(compilations):
     arrays = jnp.ones(11), jnp.ones(9)
     compilations.clear()
