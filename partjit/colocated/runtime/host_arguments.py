@@ -97,4 +97,5 @@ def _kind_of_other(leaf: Any) -> Hashable:
 def _kind(leaf: Any) -> Hashable:
     """What the type of the array follows from, of numbers and NumPy arrays."""
     own = type(leaf)
-    return own if own in NUMBERS else (own, leaf.dtype, leaf.shape)
+    dtype = None if own in NUMBERS else getattr(leaf, "dtype", None)  # a class may be made of a number
+    return own if dtype is None else (own, dtype, leaf.shape)
