@@ -84,7 +84,7 @@ TREES = {
     "The result of called": lambda: called(jnp.asarray(X)),
     "in_specs": lambda: called.specialize(in_specs=((keys_that_do_not_compare(OF_X),), {})),
     "called.specialize: out_specs": lambda: called.specialize(out_specs=keys_that_do_not_compare(OF_X)),
-    "out_specs": lambda: called.specialize(out_specs_fn=keys_that_do_not_compare)(jnp.asarray(X)),
+    "called: out_specs, eager": lambda: called.specialize(out_specs_fn=keys_that_do_not_compare)(jnp.asarray(X)),
     "called: out_specs": lambda: pjit(called.specialize(out_specs_fn=keys_that_do_not_compare))(X),
 }
 
