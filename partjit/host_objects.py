@@ -26,6 +26,7 @@ __all__ = [
     "check_returned",
     "given",
     "has_objects",
+    "is_placeholder",
     "referenced",
     "with_objects",
     "without_objects",
@@ -66,7 +67,7 @@ class HostReference:
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __contains__ = __format__ = __fspath__ = __enter__ = _refuse
 
     def __eq__(self, other: object) -> bool:
-        if not _is_object(other):  # as are those of the places that structures and caches compare
+        if not is_placeholder(other):  # as are those of the places that structures and caches compare
             self._refuse()
         return isinstance(other, HostReference) and (self.owner, self.path) == (other.owner, other.path)
 
@@ -119,7 +120,7 @@ def referenced(
     objects: dict[HostReference, object] = {}
 
     def place(path: str, value: object) -> object:
-        if _is_object(value):  # of a program around this one
+        if is_placeholder(value):  # of a program around this one
             return value
         if is_staged():
             return HostConstant(value)
@@ -177,7 +178,7 @@ def with_objects(target: Callable[..., PyTree], tree: PyTreeDef) -> Callable[...
         return call_with_arguments
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        args, kwargs = jax.tree.map(_value_of, (args, kwargs), is_leaf=_is_object)
+        args, kwargs = jax.tree.map(_value_of, (args, kwargs), is_leaf=is_placeholder)
         return target(*args, **kwargs)
 
     return call
@@ -198,7 +199,8 @@ def _value_of(node: object) -> object:
     return objects[node]
 
 
-def _is_object(node: object) -> bool:
+def is_placeholder(node: object) -> bool:
+    """Whether a node of a tree is in the place of an object."""
     return isinstance(node, HostReference | HostConstant)
 
 
@@ -208,17 +210,17 @@ def has_objects(tree: PyTreeDef) -> bool:
 
 
 def _has_objects(tree: PyTree) -> bool:
-    return any(map(_is_object, jax.tree.leaves(tree, is_leaf=_is_object)))
+    return any(map(is_placeholder, jax.tree.leaves(tree, is_leaf=is_placeholder)))
 
 
 def _is_deep(argument: PyTree) -> bool:
     """Whether there are objects in an argument that is none itself."""
-    return not _is_object(argument) and _has_objects(argument)
+    return not is_placeholder(argument) and _has_objects(argument)
 
 
 def without_objects(tree: PyTreeDef) -> PyTreeDef:
     """A structure with None in the place of references and constants."""
-    bare = jax.tree.map(lambda node: None if _is_object(node) else node, _unflattened(tree), is_leaf=_is_object)
+    bare = jax.tree.map(lambda node: None if is_placeholder(node) else node, _unflattened(tree), is_leaf=is_placeholder)
     return jax.tree.structure(bare)
 
 
@@ -228,7 +230,7 @@ def _unflattened(tree: PyTreeDef) -> Any:
 
 def check_returned(result: PyTree, name: str) -> None:
     """Raises TypeError if a traced function returns a host argument."""
-    for path, node in jax.tree_util.tree_leaves_with_path(result, is_leaf=_is_object):
+    for path, node in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_placeholder):
         if isinstance(node, HostReference):
             where = f"result{jax.tree_util.keystr(path)}"
             raise TypeError(f"{where} of {name} is its host argument {node.path}, but programs return arrays")

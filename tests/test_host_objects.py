@@ -1,5 +1,6 @@
 """Objects that are no arrays: host arguments of programs, constants of traced functions, arguments of eager calls."""
 
+import enum
 import gc
 import os
 import pathlib
@@ -459,3 +460,32 @@ def test_calls_made_ahead_have_no_arguments():
     ahead = colocated_python(lambda name: jnp.ones(()), out_specs=jax.ShapeDtypeStruct((), np.float32), run_ahead=2)
     with pytest.raises(ValueError, match="which can only be done with calls that have no arguments"):
         pjit(lambda x, name: x + ahead(name), host_argnums=1)(X, "text")
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Rate(float, enum.Enum):
+    LOW = 0.5
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", [Level.LOW, Rate.LOW])
+def test_a_class_made_of_a_number_is_one_wherever_a_call_is(way, number):
+    seen = rendezvous.logs["numbers"] = []
+    show = colocated_python(lambda x, n: rendezvous.logs["numbers"].append((str(n.dtype), float(n))), **nothing, **way)
+    for x in (jnp.asarray(X), X):
+        show(x, number), show(x, number)
+    pjit(lambda x, n: show(x, n))(X, number), pjit(lambda x: show(x, number))(X)
+    colocated.wait()
+    assert seen == [(str(jax.jit(lambda n: n)(number).dtype), float(number))] * 6
+
+
+@pytest.mark.parametrize("in_program", [False, True])
+def test_specs_of_results_that_are_no_arrays_are_refused(in_program):
+    f = colocated_python(lambda x, text: x, out_specs_fn=lambda x, text: {"x": x, "text": text})
+    with pytest.raises(
+        ValueError, match=r"out_specs\['text'\] is an argument that is no array .*or None where nothing is"
+    ):
+        pjit(lambda x: f(x, "a"))(X) if in_program else f(X, "a")

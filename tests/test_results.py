@@ -84,7 +84,7 @@ TREES = {
     "The result of called": lambda: called(jnp.asarray(X)),
     "in_specs": lambda: called.specialize(in_specs=((keys_that_do_not_compare(OF_X),), {})),
     "called.specialize: out_specs": lambda: called.specialize(out_specs=keys_that_do_not_compare(OF_X)),
-    "out_specs": lambda: called.specialize(out_specs_fn=keys_that_do_not_compare)(jnp.asarray(X)),
+    "called: out_specs, eager": lambda: called.specialize(out_specs_fn=keys_that_do_not_compare)(jnp.asarray(X)),
     "called: out_specs": lambda: pjit(called.specialize(out_specs_fn=keys_that_do_not_compare))(X),
 }
 
@@ -137,3 +137,17 @@ def test_a_result_of_a_call_that_is_no_array_names_the_function(mode, specs):
     for _ in range(2):
         with pytest.raises(ValueError, match="got <class 'str'> at result of returning"):
             np.asarray(call(jnp.asarray(X)))
+
+
+@pytest.mark.parametrize("types", ["Auto", "Explicit"])
+@pytest.mark.parametrize("shape", [(), (8,), (8, 4)])
+def test_a_result_of_a_callback_needs_no_spec(shape, types):
+    def doubled(x):
+        return jax.pure_callback(lambda x: 2 * np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(getattr(jax.sharding.AxisType, types),))
+    result = pjit(doubled, in_shardings=NamedSharding(mesh, P()))(x)
+    assert result.sharding.device_set == {*jax.devices()}
+    assert isinstance(result.sharding, NamedSharding)
+    np.testing.assert_array_equal(result, 2 * x)

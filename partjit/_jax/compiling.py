@@ -64,6 +64,8 @@ def lower_to_computation(
     if mesh is not None:
         platforms = platforms or (_platform_to_lower_for(mesh),)
         in_shardings, out_shardings = _as_on_devices(jaxpr, in_shardings, out_shardings, mesh)
+    elif context_mesh.size > 1:
+        out_shardings = _over_the_mesh(jaxpr, out_shardings, context_mesh)
     return pxla.lower_sharding_computation(
         jaxpr,
         "pjit",
@@ -80,6 +82,27 @@ def lower_to_computation(
         lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
         pgle_profiler=None,
     )
+
+
+def _over_the_mesh(
+    jaxpr: ClosedJaxpr, out_shardings: Sequence[MaybeSharding], mesh: Mesh | AbstractMesh
+) -> Sequence[MaybeSharding]:
+    """With results that are left to the partitioner over the mesh, in a program that calls Python.
+
+    XLA has the results of a callback on one device. Where nothing else is computed of one it would leave the program
+    so, and jax fails to say in terms of the mesh how it is sharded.
+    """
+    if not any(isinstance(s, UnspecifiedValue) for s in out_shardings) or not equations_that_need_devices(jaxpr):
+        return out_shardings
+    entry = PartitionSpec.UNCONSTRAINED if AxisType.Auto in mesh.axis_types else None
+
+    def over_mesh(sharding: MaybeSharding, aval: AbstractValue) -> MaybeSharding:
+        is_open = isinstance(sharding, UnspecifiedValue) and isinstance(aval, ShapedArray)
+        if not is_open or AxisType.Explicit in aval.sharding.mesh.axis_types:  # then jax has it from the type
+            return sharding
+        return NamedSharding(mesh, PartitionSpec(*[entry] * aval.ndim))
+
+    return [over_mesh(*pair) for pair in zip(out_shardings, jaxpr.out_avals, strict=True)]
 
 
 def equations_that_need_devices(jaxpr: ClosedJaxpr | Jaxpr) -> list[str]:

@@ -127,7 +127,7 @@ class PreparedFunction:
         if self.out_specs is None and options.has_out_specs:
             inputs = [*map(struct_of, self.in_specs.leaves, self._shardings)]
             out_specs = options.out_specs_for(self.in_specs.tree, inputs)
-            self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding(inputs), self._uncommitted)
+            self.out_specs = OutSpecs.of_user(out_specs, self._name, self._default_sharding(inputs), self._uncommitted)
             if options.layout == "per_shard":  # shards are assembled on the hosts
                 given = [spec.sharding for spec in spec_structs(out_specs, self._name)[0]]
                 self._shardings_of_shards = [sharding and colocated_sharding(sharding) for sharding in given]

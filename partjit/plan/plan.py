@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from partjit import lazy
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Transfer
@@ -125,6 +125,18 @@ class Plan(PlanData):
             '<svg'
         """
         return pictures.to_svg(self, costs)
+
+    def __copy__(self) -> Self:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"the plan of {self.name} cannot be pickled: it has functions and compiled programs of this process. Send "
+            "`plan.source` or `plan.to_svg()`, which are texts, or call `.plan()` of the function where it is needed"
+        )
 
     def _repr_html_(self) -> str:
         return pictures.to_html(self)

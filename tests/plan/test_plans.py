@@ -1,6 +1,8 @@
 """Plans: where programs are cut, what plans show, and that broken ones are found."""
 
+import copy
 import dataclasses
+import pickle
 import re
 import xml.etree.ElementTree as ET
 from functools import partial
@@ -405,3 +407,10 @@ def test_as_many_dying_values_are_donated_as_there_are_results_of_their_kind(ord
         assert len(dying) == 2
         donated = [value for value, flag in zip(second.inputs, second.donated, strict=True) if flag]
         assert donated == (dying[:count] if is_same else [])
+
+
+def test_a_copy_of_a_plan_is_the_plan_and_pickles_are_refused():
+    plan = pjit(keep).plan(x)
+    assert copy.copy(plan) is copy.deepcopy({"plan": plan})["plan"] is plan
+    with pytest.raises(TypeError, match=r"the plan of .* cannot be pickled: .* Send `plan.source`"):
+        pickle.dumps(plan)

@@ -9,11 +9,13 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
+from jax.experimental import checkify, jet
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, P, pjit, set_mesh
+from partjit import Mesh, P, colocated, pjit, set_mesh
+from partjit.colocated import colocated_python
 from partjit.primitive import pjit_p
+from tests.colocated import rendezvous
 from tests.effort import sample
 
 X = np.arange(32.0, dtype=np.float32).reshape(8, 4) / 32
@@ -1083,3 +1085,36 @@ def test_programs_inside_partials_that_are_arguments(mesh):
         static = jax.jit(apply, static_argnums=0)
         np.testing.assert_allclose(static(functools.partial(function, 2.0), X), 2 * X)
         np.testing.assert_allclose(pjit(apply, static_argnums=0)(function.__wrapped__.__get__(2.0), X), 2 * X)
+
+
+# Taylor series
+
+
+@pytest.mark.parametrize("types", ["Auto", "Explicit"])
+@pytest.mark.parametrize("order", [1, 3])
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, pjit])
+def test_jet_has_the_terms_of_the_function_sharded_as_their_values(types, order, around):
+    def function(x, w):
+        return jnp.sin(x @ w), jnp.exp(x)
+
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(getattr(jax.sharding.AxisType, types),) * 2)
+    program = around(pjit(function, in_shardings=(P("x"), None), out_shardings=P("x")))
+    args, series = (X, X[:4]), [[k * X for k in range(order)], [X[:4]] * order]
+    with jax.set_mesh(mesh):
+        values, terms = jet.jet(program, args, series)
+    for expected, found in zip(
+        jax.tree.leaves(jet.jet(function, args, series)), jax.tree.leaves((values, terms)), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        laid_out(found, mesh, P("x"))
+
+
+def test_jet_makes_calls_without_results_once_and_names_those_with_results(meeting):
+    note = colocated_python(lambda x: rendezvous.logs["noted"].append(float(x)), out_specs_fn=lambda x: None)
+    double = colocated_python(lambda x: 2 * x, out_specs_fn=lambda x: x)
+    _, terms = jet.jet(pjit(lambda x: (note(x), jnp.sin(x))[1]), (0.0,), ([1.0, 0.0],))
+    colocated.wait()
+    assert rendezvous.logs["noted"] == [0.0]
+    np.testing.assert_allclose(terms, [1, 0], atol=1e-6)
+    with pytest.raises(ValueError, match=r"<lambda> has no Taylor series, and jax.experimental.jet needs one with .*x"):
+        jet.jet(pjit(lambda x: double(x)), (0.0,), ([1.0],))

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import jax
 from jax.core import ShapedArray
+from jax.experimental import jet
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
@@ -36,6 +37,20 @@ def _jvp(
         )
     results = colocated_call_p.bind(*primals, callee=callee, stream=stream)
     return results, [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+
+
+def _jet(
+    primals: Sequence[jax.Array], series: Sequence[Sequence[jax.Array]], *, callee: Callee, stream: Stream | None
+) -> tuple[Sequence[jax.Array], list[list[jax.Array]]]:
+    if any(aval.to_tangent_aval().dtype != jax.dtypes.float0 for aval in callee.out_avals):
+        where = at_site(source_info_util.current())
+        raise ValueError(
+            f"the colocated function {callee.name} has no Taylor series, and jax.experimental.jet needs one with "
+            f"respect to {', '.join(callee.paths)}{where}: jet looks at no rule of defjvp or defvjp. Use jax.jvp, "
+            f"nested for higher orders, which takes the rule of {callee.name}.defjvp(jvp)"
+        )
+    results = colocated_call_p.bind(*primals, callee=callee, stream=stream)
+    return results, [[jax.numpy.zeros_like(result) for _ in series[0]] for result in results]
 
 
 def _transpose(_: object, *args: object, callee: Callee, **__: object) -> list[jax.Array | None]:
@@ -68,6 +83,7 @@ def _refuse(*_: object, reason: str, **__: object) -> NoReturn:
 
 
 ad.primitive_jvps[colocated_call_p] = _jvp
+jet.jet_rules[colocated_call_p] = _jet
 ad.primitive_transposes[colocated_call_p] = _transpose
 _transposed_p.def_impl(_refuse)
 mlir.register_lowering(_transposed_p, _refuse, cacheable=False)

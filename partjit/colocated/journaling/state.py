@@ -41,11 +41,14 @@ class _Leaf(NamedTuple):
     Attributes:
         shape, dtype: of the whole leaf.
         pieces: those in this file.
+        keys: of an array of keys, whose data this is, the name of its dtype; "" for others. Journals from before it was
+            written have None.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     pieces: list[_Stored]
+    keys: str | None = None
 
 
 def write_state(path: str, state: PyTree, process: int) -> Checksum:
@@ -84,6 +87,7 @@ class _Sink:
 def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
     if isinstance(leaf, PendingArray):
         leaf = leaf.value()
+    keys = _name_of_keys(leaf)
     if isinstance(leaf, PRNGKeyArray):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array):
@@ -110,7 +114,13 @@ def _written(sink: _Sink, leaf: Any, process: int, path: str) -> _Leaf:
         start = sink.length
         sink.write(contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b"")
         pieces.append(_Stored(index, start, sink.length - start))
-    return _Leaf(tuple(shape), dtype, pieces)
+    return _Leaf(tuple(shape), dtype, pieces, keys)
+
+
+def _name_of_keys(leaf: Any) -> str:
+    """Which keys these are, if they are any: the data of several kinds have the same type."""
+    dtype = getattr(leaf, "dtype", None)
+    return str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else ""
 
 
 def _integer(value: int) -> np.ndarray:
@@ -154,6 +164,8 @@ def read_state(files: Mapping[str, Checksum], like: PyTree) -> PyTree:
                 shape, dtype = own.shape, own.dtype  # of any size
             if (own.shape, own.dtype) != (shape, dtype):
                 differing.append(f"{path} is {own.dtype}{[*own.shape]} in the journal, and {dtype}{[*shape]} here")
+            elif own.keys not in (None, keys := _name_of_keys(leaf)):
+                differing.append(f"{path} is {own.keys or own.dtype} in the journal, and {keys or dtype} here")
             elif not differing:
                 leaves.append(_restored(found[path], leaf, path))
     if differing:

@@ -54,9 +54,17 @@ def is_host_value(value: object) -> bool:
     """Whether a value is a Python number, or a NumPy array or scalar of a dtype that jax has."""
     if type(value) in NUMBERS:
         return True
-    if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
-        return False
-    return _is_of_jax(value.dtype)
+    if not isinstance(value, np.ndarray | np.generic):
+        return _number_type(type(value)) is not None
+    return not isinstance(value, np.ma.MaskedArray) and _is_of_jax(value.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _number_type(kind: type) -> type | None:
+    """That of `NUMBERS` which a type is or is made of, as an `enum.IntEnum` is of `int`; jax takes these alike."""
+    if issubclass(kind, np.generic):  # NumPy's double is a `float`
+        return None
+    return next((base for base in kind.__mro__ if base in NUMBERS), None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,8 +100,9 @@ class HostValue:
     __slots__ = ("_value", "dtype", "shape", "weak_type")
 
     def __init__(self, value: Any) -> None:
-        own = NUMBERS.get(type(value))
-        self._value = value
+        number = _number_type(type(value))
+        own = None if number is None else NUMBERS[number]
+        self._value = value if number is None or type(value) is number else number(value)
         self.shape: tuple[int, ...] = () if own is not None else value.shape
         self.dtype: np.dtype = _dtype_in_jax(value.dtype if own is None else np.dtype(own))
         self.weak_type = own is not None and own is not np.bool_

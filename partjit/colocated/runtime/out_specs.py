@@ -82,17 +82,21 @@ class OutSpecs:
 
     @staticmethod
     def of_user(
-        out_specs: PyTree, default_sharding: Callable[[tuple[int, ...], int], Sharding], uncommitted: Sequence[Sharding]
+        out_specs: PyTree,
+        name: str,
+        default_sharding: Callable[[tuple[int, ...], int], Sharding],
+        uncommitted: Sequence[Sharding],
     ) -> "OutSpecs":
         """From the option `out_specs`: ShapeDtypeStructs, or arrays as examples.
 
         Args:
             out_specs: the tree.
+            name: the name of the function in messages.
             default_sharding: returns the sharding of a spec without one, from its shape and which result it is of.
             uncommitted: the shardings of uncommitted arguments: a result with one of them is uncommitted as well, so
                 that it can be combined with arrays on other devices.
         """
-        specs, tree = spec_structs(out_specs, "out_specs")
+        specs, tree = spec_structs(out_specs, f"{name}: out_specs")
         leaves = []
         for i, spec in enumerate(specs):
             sharding = default_sharding(spec.shape, i) if spec.sharding is None else spec.sharding

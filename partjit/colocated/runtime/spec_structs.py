@@ -9,6 +9,7 @@ from jax.sharding import Sharding
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import flattened, shown
 from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY
+from partjit.host_objects import HostConstant, is_placeholder
 
 __all__ = ["check_out_specs", "spec_struct", "spec_structs", "struct_of"]
 
@@ -21,6 +22,12 @@ def spec_struct(leaf: Any, path: str) -> jax.ShapeDtypeStruct:
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
+    if is_placeholder(leaf):
+        object_ = shown(leaf.value) if isinstance(leaf, HostConstant) else repr(leaf)
+        raise ValueError(
+            f"{path} is an argument that is no array ({object_}), and functions return arrays: give a "
+            "jax.ShapeDtypeStruct, or None where nothing is returned"
+        )
     try:
         if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in KINDS_OF_NUMPY:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
@@ -36,7 +43,7 @@ def struct_of(aval: ShapedArray | jax.ShapeDtypeStruct, sharding: Sharding | Non
 
 def spec_structs(specs: PyTree, what: str) -> tuple[list[jax.ShapeDtypeStruct], PyTreeDef]:
     """The leaves of a tree of specs as ShapeDtypeStructs, and its structure; ValueError that names what is none."""
-    with_paths, tree = flattened(specs, what)
+    with_paths, tree = flattened(specs, what, is_placeholder)
     return [spec_struct(leaf, f"{what}{jax.tree_util.keystr(path)}") for path, leaf in with_paths], tree
 
 

@@ -497,6 +497,20 @@ def test_states_come_back_on_another_mesh(tmp_path, mesh):
         assert not isinstance(expected, jax.Array) or one_of_them.weak_type == expected.weak_type
 
 
+def test_keys_come_back_as_those_that_were_committed(tmp_path):
+    kinds = {impl: jax.random.key(3, impl=impl) for impl in ("rbg", "unsafe_rbg")}
+    kinds["data"] = jax.random.key_data(kinds["rbg"])  # of the same type as the data of all of these
+    for name, committed in kinds.items():
+        with colocated.journal(tmp_path / name) as journal:
+            journal.commit({"key": committed})
+            for other, like in kinds.items():
+                if other == name:
+                    assert journal.restore({"key": like})["key"].dtype == committed.dtype
+                    continue
+                with pytest.raises(JournalError, match=rf"\['key'\] is {committed.dtype} in .*, and {like.dtype} here"):
+                    journal.restore({"key": like})
+
+
 INTEGERS = [0, *(sign * 2**bits + more for sign in (-1, 1) for bits in (7, 63, 64, 100) for more in (-1, 0, 1))]
 
 
