@@ -97,8 +97,9 @@ def _over_the_mesh(
     entry = PartitionSpec.UNCONSTRAINED if AxisType.Auto in mesh.axis_types else None
 
     def over_mesh(sharding: MaybeSharding, aval: AbstractValue) -> MaybeSharding:
-        is_open = isinstance(sharding, UnspecifiedValue) and isinstance(aval, ShapedArray)
-        if not is_open or AxisType.Explicit in aval.sharding.mesh.axis_types:  # then jax has it from the type
+        if not isinstance(sharding, UnspecifiedValue) or not isinstance(aval, ShapedArray):
+            return sharding
+        if AxisType.Explicit in aval.sharding.mesh.axis_types:  # then jax has it from the type
             return sharding
         return NamedSharding(mesh, PartitionSpec(*[entry] * aval.ndim))
 
