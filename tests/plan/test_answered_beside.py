@@ -391,6 +391,7 @@ def test_what_is_left_to_the_host(why, monkeypatch):
 def test_a_recording_has_all_calls():
     program = pjit(lambda x: fori(lambda i, x: LOG(i, x[0]) or measure(i, x), x, 3))
     program(jnp.zeros(8))
+    colocated.wait(timeout=60)
     with partjit.record() as recorded:
         program(jnp.zeros(8))
     names = collections.Counter(span.name for span in recorded.spans if span.name in {"log", "measure"})

@@ -45,14 +45,19 @@ def noted(name, stream, wait=lambda i: None):
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_calls_of_two_streams_in_one_executable_overlap(pair, devices):
-    """Those of each stream run in order, on a thread of their own: the first of one waits for the last of the other."""
+    """Those of each stream run in order, on a thread of their own: the first of one waits for the last of the other.
+
+    That one waits for the first to begin: a thread that is done with its own may run those of the other stream.
+    """
 
     def wait(i):
         if i == 0:
+            rendezvous.say("begun")
             rendezvous.hear("last")
 
     def reached(i):
         if i == 4:
+            rendezvous.hear("begun")
             rendezvous.say("last")
 
     one = noted("one", PAIRS[pair][0], wait)
