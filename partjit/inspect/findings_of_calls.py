@@ -27,6 +27,7 @@ def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value,
     for node in nodes:
         if isinstance(node, Fragment):
             yield from (_unused(call) for call in node.calls if call.outputs and not call.is_answered)
+            yield from (_left_to_others(call) for call in node.calls if loop is not None and _is_for_others(call, loop))
         if isinstance(node, ColocatedCall):
             if loop is not None and node.callee.is_pure and captured.issuperset(node.inputs):
                 yield _invariant(node, loop)
@@ -38,6 +39,8 @@ def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value,
                 yield _waited_for(node)
             elif loop is not None and node.is_inline and _may_not_use_jax(node):
                 yield _taking_turns(node, loop)
+            elif loop is not None and node.is_inline and _is_for_others(node, loop):
+                yield _left_to_others(node)
             elif loop is not None and not node.outputs and _is_beside_answers(node, loop):
                 yield _shared_stream(node, loop)
         for block in blocks_of(node):
@@ -88,6 +91,22 @@ def _taking_turns(call: _Call, loop: Loop[Value, Value]) -> Finding:
         call,
         f"the host calls {call.callee.name} in every iteration{_times(loop)}, and the devices wait meanwhile",
         "say uses_jax=False if it neither runs jax nor waits for arrays: then the loop is one executable",
+    )
+
+
+def _is_for_others(call: _Call, loop: Loop[Value, Value]) -> bool:
+    """Whether the host drives a loop without an end of its own for the sake of other methods of an object."""
+    is_answered = call.callee.options.uses_jax is False
+    return loop.trip_count is None and is_answered and call.callee.definition.function.others_use_jax
+
+
+def _left_to_others(call: _Call) -> Finding:
+    return _finding(
+        "taking turns",
+        call,
+        f"the host calls {call.callee.name} in every iteration, and the devices wait meanwhile: other methods of its "
+        "object may use jax, and one of them may be what ends the loop",
+        "say uses_jax=False of the class: then the loop is one executable",
     )
 
 

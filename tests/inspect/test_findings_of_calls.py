@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import partjit
 from partjit import pjit
-from partjit.colocated import colocated_python
+from partjit.colocated import colocated_python, colocated_python_class
 from partjit.inspect import explain
 
 X = np.arange(8, dtype=np.float32)
@@ -129,6 +129,29 @@ def test_a_result_is_unused_in_a_loop_that_makes_the_calls_itself_too(mesh):
     (finding,) = explain(pjit(repeated(lambda c, _: (noted(c.sum()), c + 1)[1])), X, mesh=mesh).findings
     assert finding.kind == "unused result"
     assert explain(pjit(repeated(lambda c, _: (quiet(c.sum()), c + 1)[1])), X, mesh=mesh).findings == ()
+
+
+class Judge:
+    def goes_on(self, x):
+        return bool(x < 100)
+
+    def report(self):
+        return 0
+
+
+@pytest.mark.parametrize("of_class", [None, False])
+def test_a_loop_that_another_method_may_end_is_found(mesh, of_class):
+    judge = colocated_python_class(Judge, uses_jax=of_class)()
+    method = judge.goes_on if of_class is False else judge.goes_on.specialize(uses_jax=False)
+    goes_on = method.specialize(out_specs=jax.ShapeDtypeStruct((), np.bool_))
+
+    def program(x):
+        return jax.lax.while_loop(lambda c: goes_on(c.sum()), lambda c: c + 1, x)
+
+    found = explain(pjit(program), X, mesh=mesh).findings
+    assert {finding.kind for finding in found} == ({"taking turns"} if of_class is None else set())
+    assert all("other methods of its object may use jax" in finding.text for finding in found)
+    assert all("say uses_jax=False of the class" in finding.suggestion for finding in found)
 
 
 @pytest.mark.parametrize("case", WITHOUT)
