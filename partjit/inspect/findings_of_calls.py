@@ -96,25 +96,31 @@ def _taking_turns(call: _Call, loop: Loop[Value, Value]) -> Finding:
 
 def _is_for_others(call: _Call, loop: Loop[Value, Value]) -> bool:
     """Whether the host drives a loop without an end of its own for the sake of other methods of an object."""
-    is_answered = call.callee.options.uses_jax is False
-    return loop.trip_count is None and is_answered and call.callee.definition.function.others_use_jax
+    if loop.trip_count is not None or call.callee.options.uses_jax is not False:
+        return False
+    objects = {other.callee.definition.function.lane for other in _calls_in(loop)} - {None}
+    return len(objects) > 1 and call.callee.definition.function.others_use_jax
+
+
+def _calls_in(loop: Loop[Value, Value]) -> list[_Call]:
+    calls = [node for node in walk([loop]) if isinstance(node, ColocatedCall)]
+    return [*calls, *(inner for node in walk([loop]) if isinstance(node, Fragment) for inner in node.calls)]
 
 
 def _left_to_others(call: _Call) -> Finding:
     return _finding(
         "taking turns",
         call,
-        f"the host calls {call.callee.name} in every iteration, and the devices wait meanwhile: other methods of its "
-        "object may use jax, and one of them may be what ends the loop",
-        "say uses_jax=False of the class: then the loop is one executable",
+        f"the host calls {call.callee.name} in every iteration, and the devices wait meanwhile: other methods of the "
+        "objects may use jax, and one of them may be what ends the loop",
+        "say uses_jax=False of their classes: then the loop is one executable",
     )
 
 
 def _is_beside_answers(call: _Call, loop: Loop[Value, Value]) -> bool:
     """Whether a call that may use jax is on the stream of one for which the executable of a loop could wait."""
-    calls = [node for node in walk([loop]) if isinstance(node, ColocatedCall)]
-    calls += [inner for node in walk([loop]) if isinstance(node, Fragment) for inner in node.calls]
-    answered = [other for other in calls if other.stream is call.stream and other.callee.options.uses_jax is False]
+    on_stream = [other for other in _calls_in(loop) if other.stream is call.stream]
+    answered = [other for other in on_stream if other.callee.options.uses_jax is False]
     results = [value for other in answered for value in other.outputs]
     on_cpus = all(platforms_of(value.sharding) <= ANSWERED for value in results if value.sharding)
     return bool(results) and on_cpus and call not in answered

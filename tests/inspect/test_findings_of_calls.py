@@ -141,17 +141,17 @@ class Judge:
 
 @pytest.mark.parametrize("of_class", [None, False])
 def test_a_loop_that_another_method_may_end_is_found(mesh, of_class):
-    judge = colocated_python_class(Judge, uses_jax=of_class)()
-    method = judge.goes_on if of_class is False else judge.goes_on.specialize(uses_jax=False)
-    goes_on = method.specialize(out_specs=jax.ShapeDtypeStruct((), np.bool_))
+    judges = [colocated_python_class(Judge, uses_jax=of_class)() for _ in range(2)]
+    methods = [one.goes_on if of_class is False else one.goes_on.specialize(uses_jax=False) for one in judges]
+    goes_on, other = (one.specialize(out_specs=jax.ShapeDtypeStruct((), np.bool_)) for one in methods)
 
     def program(x):
-        return jax.lax.while_loop(lambda c: goes_on(c.sum()), lambda c: c + 1, x)
+        return jax.lax.while_loop(lambda c: goes_on(c.sum()) & other(c.sum()), lambda c: c + 1, x)
 
     found = explain(pjit(program), X, mesh=mesh).findings
     assert {finding.kind for finding in found} == ({"taking turns"} if of_class is None else set())
-    assert all("other methods of its object may use jax" in finding.text for finding in found)
-    assert all("say uses_jax=False of the class" in finding.suggestion for finding in found)
+    assert all("other methods of the objects may use jax" in finding.text for finding in found)
+    assert all("say uses_jax=False of their classes" in finding.suggestion for finding in found)
 
 
 @pytest.mark.parametrize("case", WITHOUT)

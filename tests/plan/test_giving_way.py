@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from partjit import Mesh, P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
-from partjit.colocated.runtime import small_arguments
+from partjit.colocated.runtime import answering, small_arguments
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.giving_way import is_there
 from partjit.colocated.runtime.moved_by_calls import MovedByCall
@@ -247,20 +247,29 @@ def test_a_loop_over_several_objects_is_ended_by_a_call_of_one():
     assert iterations < MOST - 1
 
 
-@pytest.mark.parametrize("objects", [1, 2])
-@pytest.mark.parametrize("devices", [1, 8])
-def test_a_call_that_uses_jax_ends_a_loop_which_is_left_to_the_host_on_several_devices(devices, objects):
-    """Such a call could wait for the devices, which would wait for it; a single one runs other programs meanwhile."""
+class UsingJax(Rounds):
+    def stop(self):
+        self._alone()
+        self.is_stopped = bool(jnp.sort(-jnp.arange(100_000))[-1] == 0)
+        return self.is_stopped
 
-    class UsingJax(Rounds):
-        def stop(self):
-            self._alone()
-            self.is_stopped = bool(jnp.sort(-jnp.arange(100_000))[-1] == 0)
-            return self.is_stopped
 
-    plain = colocated_python_class(UsingJax, devices=jax.devices()[0])
+class UntilManyRounds(UsingJax):
+    def goes_on(self):
+        return super().goes_on() and np.bool_(self.count < 3000)
+
+
+def without_promise(cls):
+    plain = colocated_python_class(cls, devices=jax.devices()[0])
     plain.goes_on = plain.goes_on.specialize(out_specs=TRUTH, uses_jax=False)
     plain.add = plain.add.specialize(out_specs=NUMBER, uses_jax=False)
+    return plain
+
+
+@pytest.mark.parametrize(("devices", "objects"), [(1, 1), (1, 2), (8, 2)])
+def test_a_call_that_uses_jax_ends_a_loop_which_is_left_to_the_host_on_several_devices(devices, objects):
+    """Such a call could wait for the devices, which would wait for it; a single one runs other programs meanwhile."""
+    plain = without_promise(UsingJax)
     rounds, *others = [plain() for _ in range(objects)]
     mesh = Mesh(np.array(jax.devices()[:devices]), ("x",))
     program = loop_over(rounds, *others)
@@ -269,6 +278,24 @@ def test_a_call_that_uses_jax_ends_a_loop_which_is_left_to_the_host_on_several_d
     iterations, outcome = run_with(program, lambda: bool(rounds.stop()), mesh)
     assert outcome is True
     assert iterations < MOST - 1
+
+
+def test_a_call_that_waits_for_the_end_of_a_loop_as_it_may_use_jax_is_named(monkeypatch, caplog):
+    """The devices could wait for the end of a loop over one object, whose class does not promise anything, for ever."""
+    monkeypatch.setattr(answering, "_SECONDS_UNTIL_WARNING", 0.05)
+    rounds = without_promise(UntilManyRounds)()
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    program = loop_over(rounds)
+    with mesh:
+        assert has_executable_that_waits(program.plan(np.float32(0)))
+    iterations, outcome = run_with(program, lambda: bool(rounds.stop()), mesh)
+    assert outcome is True
+    assert iterations == 2999
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "the colocated call of 'UntilManyRounds.stop' made at" in warning
+    assert "test_giving_way.py" in warning
+    assert "waits until a program has ended whose devices wait for calls of 'UntilManyRounds." in warning
+    assert "say uses_jax=False of its class" in warning
 
 
 def test_calls_come_in_between_those_of_a_counted_loop_one_at_a_time_and_in_order():

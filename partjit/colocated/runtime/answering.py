@@ -12,7 +12,9 @@ The executable may make calls of other streams besides, for which nobody waits: 
 import collections
 import functools
 import itertools
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -23,6 +25,7 @@ from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.device_threads import keep_state
 from partjit.colocated.runtime.emission import Execution
+from partjit.colocated.runtime.failures import site_text
 from partjit.colocated.runtime.giving_way import give_way
 from partjit.colocated.runtime.handed_over import owned
 
@@ -37,6 +40,10 @@ _NEXT = np.array([0, 1, 0], np.int32)
 NEXT_BESIDE = np.array([0, 0, 1], np.int32)
 """The same of a call for which nobody waits."""
 
+_SECONDS_UNTIL_WARNING = 5.0
+"""After which a call that cannot come in between is named."""
+
+_logger = logging.getLogger("partjit.colocated")
 _executions: "dict[int, Answering]" = {}
 
 
@@ -101,6 +108,9 @@ class Answering:
         self._beside = beside
         self._caller = Caller()
         self._meetings: dict[int, _Meeting] = {}
+        self._behind: Call | None = None
+        self._behind_since = 0.0
+        self._has_warned = False
 
     def __enter__(self) -> Self:
         _executions[self._number] = self
@@ -159,7 +169,26 @@ class Answering:
         for calls in self._queues:
             if len(calls) > 1:
                 self._caller.run(functools.partial(give_way, to_users_of_jax=to_users_of_jax), self._place)
+                if not to_users_of_jax:
+                    self._warn_of(next(itertools.islice([*calls], 1, None), None))
                 break
+
+    def _warn_of(self, behind: Call | None) -> None:
+        """Says of a call that may use jax, once, that it waits for the executable, which may be waiting for it."""
+        if self._place is None or behind is None or not behind.uses_jax or self._has_warned:
+            return
+        if behind is not self._behind:
+            self._behind, self._behind_since = behind, time.monotonic()
+        elif time.monotonic() > self._behind_since + _SECONDS_UNTIL_WARNING:
+            self._has_warned = True
+            _logger.warning(
+                "the colocated call of %r made at %s waits until a program has ended whose devices wait for calls of "
+                "%r: it may use jax, which would wait for these devices. If it is to end that program, say "
+                "uses_jax=False of its class",
+                behind.name,
+                site_text(behind.site),
+                self._place.name,
+            )
 
     def _fail(self, which: int, error: BaseException) -> None:
         if self.failure is None:

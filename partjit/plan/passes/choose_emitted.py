@@ -194,9 +194,14 @@ def _is_bounded(nodes: Iterable[AnyNode]) -> bool:
 
 
 def _can_be_ended(calls: Iterable[ColocatedCall[Any, Any]], executables: Executables) -> bool:
-    """Whether another thread's call of one of their objects comes in between these, as it may be what ends a loop."""
-    functions = [call.callee.definition.function for call in calls]
-    return executables.device_count == 1 or not any(one.lane and one.others_use_jax for one in functions)
+    """Whether another thread's call of one of several objects comes in between these, as it may be what ends a loop.
+
+    Of one object it is the promise of its class that it does: most loops over one, such as until it says that it is the
+    end, end by themselves.
+    """
+    methods = {function.lane: function for call in calls if (function := call.callee.definition.function).lane}
+    may_wait = len(methods) > 1 and any(method.others_use_jax for method in methods.values())
+    return executables.device_count == 1 or not may_wait
 
 
 def have_one_stream_per_object(calls: Iterable[ColocatedCall[Any, Any]]) -> bool:
