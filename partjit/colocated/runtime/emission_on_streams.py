@@ -19,10 +19,13 @@ from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.emission import PATIENCE, Emitted, Execution
 from partjit.colocated.runtime.gathered import GatheredCalls
 from partjit.colocated.runtime.giving_way import give_way
+from partjit.colocated.runtime.interrupts import Flag
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["ExecutionOnStreams"]
 
+_MOMENT = 1e-3
+"""Seconds that a thread waits for more calls before it has to be woken for the next one."""
 _SECONDS_UNTIL_OTHERS = 0.02
 """After which calls of others are let in."""
 
@@ -55,6 +58,7 @@ class ExecutionOnStreams(Execution):
         self._streams = streams
         self._passed_on: dict[Stream, queue.SimpleQueue[_Following]] = {stream: queue.SimpleQueue() for stream in own}
         self._ended = itertools.count(1)
+        self._has_ended = Flag()
 
     def receive(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         """Takes what a device hands over, and passes on what is complete; a second time changes nothing."""
@@ -79,6 +83,8 @@ class ExecutionOnStreams(Execution):
             if place is not None and time.monotonic() > looked + _SECONDS_UNTIL_OTHERS:
                 self._note_others(stream, place)
                 looked = time.monotonic()
+            if place is not None and passed_on.empty():
+                self._has_ended.wait(time.monotonic() + _MOMENT)  # several may come: to wake it costs the devices
             try:
                 following = passed_on.get(timeout=PATIENCE if place is None else _SECONDS_UNTIL_OTHERS)
             except queue.Empty:
@@ -108,6 +114,7 @@ class ExecutionOnStreams(Execution):
         if self._following >= self._total:
             for passed_on in self._passed_on.values():
                 passed_on.put(None)
+            self._has_ended.set()
 
     def _run(self, which: int, found: Mapping[int, Sequence[np.ndarray]]) -> None:
         del self._waiting[self._following]
