@@ -1,9 +1,7 @@
 """Calls that executables wait for: same values and calls as by hand, in order, once, whatever happens."""
 
 import collections
-import gc
 import itertools
-import signal
 import threading
 
 import jax
@@ -20,6 +18,7 @@ from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.passes import choose_emitted, cost, gather
 from tests.colocated import rendezvous
 from tests.effort import sample
+from tests.plan.interrupted import Interrupt, interrupting, run_for_a_while
 
 lax = jax.lax
 
@@ -270,10 +269,6 @@ def test_what_was_not_said_to_be_returned_is_an_error_that_names_it():
         program(jnp.ones(8))
 
 
-class Interrupt(Exception):
-    """What a signal handler raises."""
-
-
 @pytest.mark.usefixtures("silent_collector")
 @pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
 def test_an_interrupt_reaches_the_caller(kind):
@@ -284,27 +279,14 @@ def test_an_interrupt_reaches_the_caller(kind):
     assert waits(program.plan(x, once))
     program(x, once)
 
-    def interrupt(*_):
-        raise kind
-
-    def run_for_a_while():
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        program(x, often)
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    gc.disable()  # jax is called back by the collector, where an exception is lost
-    try:
+    with interrupting(kind):
         for _ in range(5):
             rendezvous.clear()
             # XLA:CPU calls Python in this thread; between two calls the handler runs in the next one.
             with pytest.raises((kind, jax.errors.JaxRuntimeError)):
-                run_for_a_while()
+                run_for_a_while(program, x, often)
             made = calls()
             assert made == [(i,) for i in range(len(made))]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        gc.enable()
 
 
 @pytest.mark.parametrize("spec", [None, P("x")])

@@ -1,9 +1,7 @@
 """Executables that wait for calls of one stream and make calls of others besides: all as by hand, whatever happens."""
 
 import collections
-import gc
 import itertools
-import signal
 import threading
 
 import jax
@@ -20,6 +18,7 @@ from partjit.plan.ir.nodes import Fragment, Loop
 from partjit.plan.passes import choose_emitted
 from tests.colocated import rendezvous
 from tests.effort import sample
+from tests.plan.interrupted import Interrupt, interrupting, run_for_a_while
 
 lax = jax.lax
 
@@ -279,10 +278,6 @@ def test_another_thread_ends_a_loop_on_the_stream_of_the_logger():
     thread.join(30)
 
 
-class Interrupt(Exception):
-    """What a signal handler raises."""
-
-
 @pytest.mark.usefixtures("silent_collector")
 @pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
 def test_an_interrupt_reaches_the_caller_and_leaves_the_streams_as_they_are(kind):
@@ -291,29 +286,16 @@ def test_an_interrupt_reaches_the_caller_and_leaves_the_streams_as_they_are(kind
     assert is_one_executable(program.plan(x, once))
     program(x, once)
 
-    def interrupt(*_):
-        raise kind
-
-    def run_for_a_while():
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        program(x, often)
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    gc.disable()  # jax is called back by the collector, where an exception is lost
-    try:
+    with interrupting(kind):
         for _ in range(5):
             colocated.wait(timeout=60)
             rendezvous.clear()
             with pytest.raises((kind, jax.errors.JaxRuntimeError)):
-                run_for_a_while()
+                run_for_a_while(program, x, often)
             made, measured = noted("log", "measure")
             assert [i for i, _ in made] == [*range(len(made))]
             assert measured == [(i,) for i in range(len(measured))]
             assert len(measured) - 1 <= len(made) <= len(measured) + 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        gc.enable()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
