@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jax import lax
 
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime.emission_on_streams import ExecutionOnStreams
+from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import Fragment
 from partjit.plan.passes import gather
 from tests.colocated import rendezvous
@@ -153,3 +156,25 @@ def test_an_object_with_calls_on_two_streams_is_driven_by_the_host():
     program(jnp.ones(8))
     colocated.wait()
     assert rendezvous.logs["calls"] == [(i,) for i in range(3) for _ in range(2)]
+
+
+@pytest.mark.parametrize("made", [0, 2])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_end_of_an_execution_is_said_once_by_whichever_stream_is_last(made, order):
+    """Its number, which another execution then gets, is given back once."""
+    streams, run = [Stream("one"), Stream("other")], []
+
+    class Noted(NamedTuple):
+        which: int
+        positions: frozenset = frozenset({0})
+        devices: int = 1
+
+        def run(self, stream, parent, handed_over):
+            run.append((self.which, stream))
+
+    execution = ExecutionOnStreams([Noted(0), Noted(1)], (), 2**31 - 1, streams, None)
+    for which in range(made):
+        execution.receive(which, which, 0, [])
+    execution.end(made)
+    assert [execution.run_calls_of(streams[k]) for k in order] == [False, True]
+    assert run == [(k, streams[k]) for k in order if k < made]
