@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from jax.sharding import NamedSharding
+
 from partjit.colocated.devices import platforms_of
 from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import colocated_call_p
@@ -95,8 +97,9 @@ def _taking_turns(call: _Call, loop: Loop[Value, Value]) -> Finding:
 
 
 def _is_for_others(call: _Call, loop: Loop[Value, Value]) -> bool:
-    """Whether the host drives a loop without an end of its own for the sake of other methods of an object."""
-    if loop.trip_count is not None or call.callee.options.uses_jax is not False:
+    """Whether the host drives a loop of several devices without an end of its own for other methods of its objects."""
+    on_one = all(not isinstance(v.sharding, NamedSharding) or v.sharding.mesh.size == 1 for v in loop.outputs)
+    if on_one or loop.trip_count is not None or call.callee.options.uses_jax is not False:
         return False
     objects = {other.callee.definition.function.lane for other in _calls_in(loop)} - {None}
     return len(objects) > 1 and call.callee.definition.function.others_use_jax
