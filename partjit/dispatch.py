@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from partjit import lazy
+from partjit import lazy, short_cuts
 from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import (
     USE_OF_DONATED_BUFFERS_CRASHES,
@@ -103,9 +103,9 @@ class CacheMiss:
         attempt = None
         try:
             if this_thread.is_letting_in:
-                return None, None, False
+                return None, this_thread.short_cut, False
             if self.recent is not None and self.letting_in.has_plans_only and self.letting_in.is_new and is_eager():
-                self.letting_in.let_in(args, kwargs)  # before anything that takes time
+                self._let_in(args, kwargs)  # before anything that takes time
             attempt = Attempt(self._definition.name, self._last_agreement())
             if self.of_arrays is not None:
                 call = attempt.handing_over(self.of_arrays[0])
@@ -132,11 +132,36 @@ class CacheMiss:
         if find is None or this_thread.is_letting_in:
             return None
         entries, recent = self.letting_in, self.recent
-        if entries.is_new and recent is not None and is_eager():
-            lets_in = entries.has_plans_only or recent.knows(args, kwargs)
-            if lets_in:
-                entries.let_in(args, kwargs)
+        if recent is None or not is_eager():
+            return None
+        is_another = entries.is_new or recent.has_learned or entries.may_shorten
+        if is_another and (entries.has_plans_only or recent.knows(args, kwargs)):
+            self._let_in(args, kwargs)
         return find(args, kwargs, retires=retires)
+
+    def _let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
+        """Lets further calls with such arguments in: by a short cut, where there is one and nobody is in its way."""
+        entries, recent = self.letting_in, self.recent
+        found = None
+        if recent is not None and self._recognized is not None and self._definition.host == ((), ()):
+            recent.has_learned = entries.may_shorten = False
+            found = recent.short_cut(args, kwargs, self._is_fit_for_short_cut)
+        if found is None:
+            entries.let_in(args, kwargs)
+            return
+        fast_path, streams = found
+        if not recent_calls.is_watched(streams):
+            entries.let_in(args, kwargs, fast_path, streams)
+            if not recent_calls.is_watched(streams):
+                return
+            entries.close()  # someone has begun meanwhile
+        short_cuts.closed_for_now(entries)
+        entries.let_in(args, kwargs)
+
+    def _is_fit_for_short_cut(self, array: jax.Array) -> bool:
+        """Whether C++ may take such an argument at any time."""
+        is_checked = USE_OF_DONATED_BUFFERS_CRASHES and any(self._definition.donate)
+        return not is_checked or len(array.sharding.device_set) == 1
 
     def _with_objects(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, retires: bool = False
@@ -186,7 +211,7 @@ class CacheMiss:
                 report(values[own:])
         if is_plan:  # which reshards by itself, in all of its processes or in none
             if self.recent is None or self.letting_in.is_new:
-                self.letting_in.let_in(args, kwargs)
+                self._let_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
             self._agreement = attempt.runs(plan)
             placing, run = plans.placing_of(plan, values, program.mesh), plans.runnable_of(plan, values, program.mesh)
@@ -291,7 +316,11 @@ def _cpp_function(cache_miss: CacheMiss, definition: Definition, on_values: Func
 
         def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
             outcome = cache_miss.recognized(args, kwargs, retires=True)
-            return outcome or ((None if this_thread.is_letting_in else call(*args, **kwargs)), None, False)
+            if outcome is not None:
+                return outcome
+            if this_thread.is_letting_in:
+                return None, this_thread.short_cut, False
+            return call(*args, **kwargs), None, False
 
         function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
     cache_miss.letting_in.functions = tuple({id(f): f for f in (function, cpp_function)}.values())

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from partjit import short_cuts
 from partjit.checks import require_callable, wrong_type
 
 __all__ = [
@@ -303,6 +304,7 @@ class Subscription(contextlib.AbstractContextManager["Subscription", None]):
         with _lock:
             self._is_open = True
             listeners = (*listeners, self)
+        short_cuts.close()
 
     def _end(self) -> bool:
         """Whether it was open until now."""
@@ -310,6 +312,8 @@ class Subscription(contextlib.AbstractContextManager["Subscription", None]):
         with _lock:
             was_open, self._is_open = self._is_open, False
             listeners = tuple(other for other in listeners if other is not self)
+        if not listeners:
+            short_cuts.allow()
         return was_open
 
     def __repr__(self) -> str:

@@ -4,16 +4,26 @@ The C++ function takes a cache miss for a compilation, which one thread does whi
 which may wait for another thread's call or make this very one. So the entry of such a call is dropped, and replaced by
 one whose compilation ends at once. C++ drops all entries of a function or none. Where many signatures take turns they
 are not replaced any more: then each call makes an entry, and drops it.
+
+Where all that a plan needs of its arguments is what its first fragment takes, that entry is a short cut: C++ dispatches
+the fragment, and calls what does the rest.
 """
 
+import math
 import threading
+import time
+from collections.abc import Collection
 from typing import Any
 
+from partjit import short_cuts
+from partjit._jax.dispatch import FastPath
 from partjit._jax.types import PyTree
 
 __all__ = ["LettingIn", "this_thread"]
 
 _MOST_REPLACED = 16
+_SECONDS_APART = 0.1
+"""After so long it is negligible what it costs to replace one."""
 
 
 class LettingIn:
@@ -22,12 +32,15 @@ class LettingIn:
     Attributes:
         functions: the C++ functions.
         has_plans_only: whether plans have run all calls so far. Then it lets calls in of which nothing is known yet.
+        streams, may_shorten: see `short_cuts`.
     """
 
     def __init__(self) -> None:
         self.functions: tuple[Any, ...] = ()
+        self.streams: Collection[object] = ()
+        self.may_shorten = False
         self._count = 0  # of the entries that do
-        self._replaced = 0  # how many there were
+        self._replaced, self._latest = 0, -math.inf  # how many there were in quick succession; when the last one
         self.has_plans_only = True
 
     @property
@@ -38,21 +51,43 @@ class LettingIn:
             is_new = is_new or function._cache_size() > self._count
         return is_new
 
-    def let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
-        """Lets further calls with the signature of a call in."""
-        self._replaced += 1
-        self._count = 0
+    def let_in(
+        self,
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
+        short_cut: FastPath | None = None,
+        streams: Collection[object] = (),
+    ) -> None:
+        """Lets further calls with the signature of a call in.
+
+        Args:
+            args, kwargs: its arguments.
+            short_cut: what C++ needs to dispatch such calls, if it may.
+            streams: those that the program itself puts calls on.
+        """
+        now, latest = time.monotonic(), self._latest
+        self._replaced = self._replaced + self.is_new if now - latest < _SECONDS_APART else 0
+        self._count, self._latest = 0, now
         for function in self.functions:
             function._clear_cache()
         if self._replaced > _MOST_REPLACED:
             return
         this_thread.is_letting_in = True
         try:
-            for function in self.functions:
+            for function in self.functions:  # users call the first one
+                this_thread.short_cut = short_cut if function is self.functions[0] else None
                 function(*args, **kwargs)
         finally:
             this_thread.is_letting_in = False
+            this_thread.short_cut = None
         self._count = 1
+        if short_cut is not None:
+            self.streams = streams
+            short_cuts.opened(self)
+
+    def close(self) -> None:
+        """Removes the short cut; the next call makes another entry."""
+        self.clear()
 
     def take_back(self) -> None:
         """Has C++ make an entry that dispatches a call itself, for no plan runs it: the next such call makes one."""
@@ -74,7 +109,9 @@ class LettingIn:
 
 class _OfThread(threading.local):
     is_letting_in = False
+    short_cut: FastPath | None = None
 
 
 this_thread = _OfThread()
-"""Its `is_letting_in` says whether this call of this thread only makes an entry, and computes nothing."""
+"""Its `is_letting_in` says whether this call of this thread only makes an entry, and computes nothing; that entry has
+`short_cut`."""

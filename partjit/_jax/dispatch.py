@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -90,12 +91,24 @@ class _Results:
         self.leaves = (0,) * count
 
 
-# C++ makes the tree of the results of a call by calling this with the function and the flat results.
-_called_by_cpp: Any = functools.partial
-tree_util.register_pytree_node(_Results, lambda results: (results.leaves, results.then), _called_by_cpp)
+class _ResultsAtOnce(_Results):
+    """As that, where nothing else is needed."""
 
 
-def fast_path_then(data: FastPath, is_given: Sequence[bool], then: Callable[..., object]) -> FastPath:
+def _parts(results: _Results) -> tuple[Sequence[int], Callable[..., object]]:
+    return results.leaves, results.then
+
+
+# C++ makes the tree of the results of a call by calling these with the function and the flat results.
+_later: Any = functools.partial
+_at_once: Any = operator.call
+tree_util.register_pytree_node(_Results, _parts, _later)
+tree_util.register_pytree_node(_ResultsAtOnce, _parts, _at_once)
+
+
+def fast_path_then(
+    data: FastPath, is_given: Sequence[bool], then: Callable[..., object], *, is_at_once: bool = False
+) -> FastPath:
     """What a C++ function needs that recognizes more arguments than an executable takes, and has a function go on.
 
     The C++ function returns `functools.partial(then, results)`, with the flat results of the executable.
@@ -104,11 +117,13 @@ def fast_path_then(data: FastPath, is_given: Sequence[bool], then: Callable[...,
         data: what the C++ function of the executable needs.
         is_given: for each argument whether the executable takes it; in the order in which it does.
         then: the function.
+        is_at_once: whether the C++ function calls `then(results)` instead, and returns what that returns.
     """
     own = len(data.const_args)
     kept = [*data.kept_var_bitvec]
     given = iter(kept[own:])
-    tree = tree_util.dispatch_registry.flatten(_Results(then, len(data.out_avals)))[1]
+    results = (_ResultsAtOnce if is_at_once else _Results)(then, len(data.out_avals))
+    tree = tree_util.dispatch_registry.flatten(results)[1]
     kept = [*kept[:own], *(is_one and next(given) for is_one in is_given)]
     return data._replace(out_pytree_def=tree, kept_var_bitvec=kept)
 

@@ -79,7 +79,7 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
         except BaseException:
             self._close()
             raise
-        active.current = opened.log
+        active.set_current(opened.log)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -89,7 +89,7 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
             else:  # calls that wait for devices of a process that is gone may never end
                 wait_or_gone(lambda: not join(None, time.monotonic() + LOOK_SECONDS), self._opened.group.gone)
         finally:
-            active.current = None
+            active.set_current(None)
             self._close()
 
     def _close(self) -> None:
@@ -265,7 +265,7 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
         opened.manifest, opened.file = Manifest.from_json(data), files[0]
         opened.log = log_of(opened.manifest, group.process, files[0], [], self._names)
         if active.current is not None:
-            active.current = opened.log
+            active.set_current(opened.log)
         if group.process == 0:
             remove_others(self._path, opened.manifest)
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from partjit import short_cuts
 from partjit.colocated.journaling.contents import (
     Contents,
     Done,
@@ -197,4 +198,14 @@ class Log:
 
 
 current: Log | None = None
-"""That of the journal that is open, or played back."""
+"""That of the journal that is open, or played back; `set_current` changes it."""
+
+
+def set_current(log: Log | None) -> None:
+    """Has calls written to a journal from here on, or to none."""
+    global current
+    current = log
+    if log is None:
+        short_cuts.allow()
+    else:
+        short_cuts.close()

@@ -33,14 +33,14 @@ class Replay(contextlib.AbstractContextManager["Replay", None]):
 
     def __enter__(self) -> Self:
         refuse_second("partjit.replay")
-        active.current = log_of(self._manifest, self._process, None, self._records, {})
+        active.set_current(log_of(self._manifest, self._process, None, self._records, {}))
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             join(None)
         finally:
-            active.current = None
+            active.set_current(None)
 
     def restore(self, like: _State) -> _State:
         """The state of the program in the commit with which the record begins; see `colocated.Journal.restore`."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
+from partjit import short_cuts
 from partjit._jax.tracing import is_eager
 from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
 from partjit.colocated.runtime import arrivals, failures, lanes, scheduler
@@ -50,9 +51,10 @@ class Stream(Lane):
         name: its name, or None.
         size: how many calls it holds; a caller that adds another waits.
         is_private: whether only one thread can add to it.
+        was_entered: whether it was ever entered by a `with` block.
     """
 
-    __slots__ = ("_nested", "_root", "is_private", "name")
+    __slots__ = ("_nested", "_root", "is_private", "name", "was_entered")
 
     def __init__(
         self, name: str | None = None, size: int = _SIZE, is_private: bool = False, root: "Stream | None" = None
@@ -62,6 +64,7 @@ class Stream(Lane):
         super().__init__(require_integer("Stream", "size", size, 1))
         self.name = name
         self.is_private = require_flag("Stream", "is_private", is_private)
+        self.was_entered = False
         self._root = root
         self._nested: weakref.ref[Stream] | None = None
 
@@ -243,6 +246,9 @@ class _Scope:
 
     def __enter__(self) -> Stream:
         stream = Stream() if self._name is None else as_stream(self._name)
+        if not stream.was_entered:
+            stream.was_entered = True
+            short_cuts.close(stream)
         if self._size is not None:
             scheduler.resize(stream, self._size)
         entry, self.next = self.next, None

@@ -2,7 +2,8 @@
 
 To find out in Python that a call is like an earlier one takes about as long as to dispatch it. So a C++ function that
 knows the arguments of the program by their types and shardings runs the executable of the first fragment, and returns
-its results with the function that does the rest of the plan.
+its results with the function that does the rest of the plan. Where that needs no argument, it is a short cut: the
+function of the user does so itself, and Python sees nothing of the call before.
 """
 
 import dataclasses
@@ -12,10 +13,10 @@ from typing import Any
 import jax
 from jax.tree_util import treedef_is_leaf
 
-from partjit._jax.dispatch import FastPath, fast_path_then
+from partjit._jax.dispatch import FastPath, check_results, fast_path_then, results_are_checked
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.runtime.host_values import Destination
-from partjit.plan.ir.nodes import Fragment
+from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
@@ -64,6 +65,7 @@ class AfterFirst:
     Attributes:
         inputs: the positions of the arguments that are read after the first fragment.
         dispatched: those of its own arguments.
+        streams: the streams that the program itself puts calls on.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class AfterFirst:
         self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
         taken = {*plan.nodes[0].inputs}
         self.dispatched = tuple(i for i, value in enumerate(plan.inputs) if value in taken)
+        calls = [node for node in walk(plan.nodes, into_fragments=True) if isinstance(node, ColocatedCall)]
+        self.streams = frozenset(call.stream for call in calls if call.stream is not None)
 
     def fast_path(
         self, tree: PyTreeDef, destinations: Mapping[int, Destination], numbers: Sequence[int]
@@ -99,12 +103,10 @@ class AfterFirst:
         """
         plan, execute, direct = self._plan, self._execute, self._direct
         inputs = [(numbers[i], destinations.get(i)) for i in self.inputs]
-        first = plan.nodes[0]
-        own = self._fast_paths.get(first.name)
-        if own is None or any(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in first.outputs):
+        own = self._fast_path_of_first()
+        if own is None:
             return None
-
-        is_leaf = tree.num_leaves == 1 and treedef_is_leaf(tree)  # which None and () are, to jax
+        is_leaf = _is_leaf(tree)
 
         def go_on(results: Sequence[jax.Array], args: Sequence[Any]) -> PyTree:
             try:
@@ -116,3 +118,39 @@ class AfterFirst:
                 raise
 
         return fast_path_then(own, [i in self.dispatched for i in range(len(plan.inputs))], go_on)
+
+    def short_cut(self, tree: PyTreeDef) -> FastPath | None:
+        """What C++ needs to recognize a call, and to have the rest done; None where there is no such way.
+
+        Args:
+            tree: the structure of the result.
+        """
+        plan, execute, direct = self._plan, self._execute, self._direct
+        own = self._fast_path_of_first()
+        if own is None or self.inputs:
+            return None
+        is_leaf = _is_leaf(tree)
+
+        def go_on(results: Sequence[jax.Array]) -> PyTree:
+            try:
+                if results_are_checked():  # since the last call
+                    check_results(results, f"{plan.name}_{plan.nodes[0].name}")
+                own = execute(*results)
+                return own[0] if is_leaf else tree.unflatten(own)
+            except BaseException as error:
+                keep_results(error, plan, tree, direct)
+                raise
+
+        is_given = [i in self.dispatched for i in range(len(plan.inputs))]
+        return fast_path_then(own, is_given, go_on, is_at_once=True)
+
+    def _fast_path_of_first(self) -> FastPath | None:
+        first = self._plan.nodes[0]
+        if any(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in first.outputs):
+            return None
+        return self._fast_paths.get(first.name)
+
+
+def _is_leaf(tree: PyTreeDef) -> bool:
+    """Whether a result is one array; None and () are leaves as well, to jax."""
+    return tree.num_leaves == 1 and treedef_is_leaf(tree)

@@ -4,7 +4,7 @@ What has to be equal is compared by identity first: types and shardings of array
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,13 +21,13 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.streams import entered_stream
+from partjit.colocated.runtime.streams import Stream, entered_stream
 from partjit.plan.plan import Plan
 from partjit.plan.run.program import Placing
 from partjit.plan.run.run import Run
 from partjit.retiring import delete_consumed
 
-__all__ = ["Recent"]
+__all__ = ["Recent", "is_watched"]
 
 _recents = CacheGroup("partjit recent calls")
 
@@ -82,6 +82,9 @@ class Recent:
 
     Args:
         static, host: the numbers and names of its static and of its host arguments.
+
+    Attributes:
+        has_learned: whether a call has become known for which there may be a short cut.
     """
 
     def __init__(self, static: Numbered, host: Numbered) -> None:
@@ -95,6 +98,7 @@ class Recent:
         self._fronts: tuple[_Front, ...] = ()
         self._waits: dict[PyTreeDef, Sequence[int]] = {}  # see `_awaited`
         self._waits_in_trees = False
+        self.has_learned = False
         _recents.add(self)
 
     def outcome(
@@ -304,7 +308,36 @@ class Recent:
         if run.rest is None or destinations is None:
             return None, None, False
         numbers = range(own_tree.num_leaves) if is_flat else _numbers(own_tree)
+        self.has_learned = self.has_learned or not run.rest.inputs
         return None, run.rest.fast_path(out_tree, destinations, numbers), False
+
+    def short_cut(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], is_fit: Callable[[Any], bool]
+    ) -> tuple[FastPath, Collection[Stream]] | None:
+        """What C++ needs to dispatch calls like one with these arguments by itself, and the streams of the program.
+
+        Args:
+            args, kwargs: the arguments.
+            is_fit: whether that is possible with such a leaf among them.
+
+        Returns:
+            None where there is no such way.
+        """
+        statics: _Typed = ()
+        if self._has_statics:
+            args, kwargs, statics = self._separated(args, kwargs)
+        flat = _flat(args, kwargs)
+        if flat is None or entered_stream() is not None or results_are_checked():
+            return None
+        leaves, own_tree, found = flat
+        call = self._recognized(own_tree, found, statics)
+        if call is None or call[-1] is not None or not all(type(x) is ArrayImpl and is_fit(x) for x in leaves):
+            return None
+        *_, placing, run, out_tree, _ = call
+        if run.rest is None or placing.for_calls() is None or not all(map(has_default_layout, leaves)):
+            return None
+        fast_path = run.rest.short_cut(out_tree)
+        return None if fast_path is None else (fast_path, run.rest.streams)
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
@@ -354,6 +387,11 @@ def _is_of_arguments(tree: PyTreeDef, leaves: Iterable[int]) -> bool:
     """Whether these leaves of the arguments and keyword arguments of a call are positional arguments themselves."""
     positional, numbers = tree.children()[0].children(), _numbers(tree)
     return all(numbers[i] < len(positional) and treedef_is_leaf(positional[numbers[i]]) for i in leaves)
+
+
+def is_watched(streams: Iterable[Stream]) -> bool:
+    """Whether somebody observes or records calls, or has ever put calls on one of these streams of a program."""
+    return bool(events.listeners) or journal.current is not None or any(stream.was_entered for stream in streams)
 
 
 def _context() -> tuple[object, ...]:
