@@ -24,6 +24,7 @@ from partjit._jax.dispatch import (
     fast_path_data,
     make_cpp_function,
     recheck_for_nans,
+    results_are_checked,
 )
 from partjit._jax.layouts import in_default_layouts
 from partjit._jax.meshes import under_mesh
@@ -142,10 +143,12 @@ class CacheMiss:
     def _let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         """Lets further calls with such arguments in: by a short cut, where there is one and nobody is in its way."""
         entries, recent = self.letting_in, self.recent
-        found = None
-        if recent is not None and self._recognized is not None and self._definition.host == ((), ()):
-            recent.has_learned = entries.may_shorten = False
-            found = recent.short_cut(args, kwargs, self._is_fit_for_short_cut)
+        found, entries.may_shorten = None, False
+        if recent is not None:
+            recent.has_learned = False
+            if self._recognized is not None and self._definition.host == ((), ()):
+                found = recent.short_cut(args, kwargs, self._is_fit_for_short_cut)
+                entries.may_shorten = results_are_checked()  # until they are no more
         if found is None:
             entries.let_in(args, kwargs)
             return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-from jax._src import api_util, config, dispatch, pjit, tree_util
+from jax._src import api, api_util, config, dispatch, pjit, tree_util
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import pxla
@@ -16,6 +16,7 @@ from jax._src.interpreters.pxla import MeshExecutableFastpathData as FastPath
 from jax._src.lib import _jax
 from jax.extend.core import ClosedJaxpr
 from jaxlib._jax import PjitFunction
+from jaxlib._jax.config import Config, unset
 from jaxlib._profiler import TraceMe
 
 from partjit._jax.types import PyTree, PyTreeDef
@@ -36,6 +37,7 @@ __all__ = [
     "results_are_checked",
     "results_unchecked",
     "set_function_for_nans",
+    "then_with_arguments",
 ]
 
 # jax 0.10 runs a compiled function on an array over several devices whose buffers were donated before, if the call is a
@@ -126,6 +128,45 @@ def fast_path_then(
     tree = tree_util.dispatch_registry.flatten(results)[1]
     kept = [*kept[:own], *(is_one and next(given) for is_one in is_given)]
     return data._replace(out_pytree_def=tree, kept_var_bitvec=kept)
+
+
+class _EndOfCall:
+    """What C++ calls at the end of one call, with its arguments and its result: there jax looks for NaNs."""
+
+    __slots__ = ("_out", "_results", "_then", "outer")
+
+    def __init__(self, out: PyTree, then: Callable[..., object], results: Sequence[jax.Array]) -> None:
+        self.outer: Any = unset
+        self._out = out
+        self._then = then
+        self._results = results
+
+    def __call__(self, fun: object, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], out: PyTree) -> None:
+        if out is self._out:
+            _end_of_call.set_local(self.outer)
+            self._then(self._results, args, kwargs)
+            return
+        outer = _end_of_call.get_global() if self.outer is unset else self.outer
+        if outer is not None:  # a finalizer has called another function in between
+            outer(fun, args, kwargs, out)
+
+
+_end_of_call: Config[Any] = api._post_hook_state
+
+
+def then_with_arguments(out: PyTree, then: Callable[..., object], results: Sequence[jax.Array]) -> PyTree:
+    """What a function that C++ calls at once returns, to have `then(results, args, kwargs)` called after it.
+
+    These are the arguments of the C++ function; its call ends after that, and returns `out`.
+    """
+    end = _EndOfCall(out, then, results)
+    try:
+        outer = _end_of_call.swap_local(end)
+        end.outer = outer.outer if type(outer) is _EndOfCall else outer  # an interrupt has left one behind
+    except BaseException:
+        _end_of_call.set_local(end.outer)
+        raise
+    return out
 
 
 def results_are_checked() -> bool:

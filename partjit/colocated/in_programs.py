@@ -204,13 +204,15 @@ class SpecializationForPrograms(Specialization):
 
         def submit(*leaves: Any) -> Sequence[jax.Array]:
             out_specs = self.out_specs
-            if is_made_if_brief and out_specs is not None and self._is_brief:
-                results = self._run_at_once(leaves, site, out_specs)
-                if results is not None:
-                    return results
-            if not is_run_here and out_specs is not None and self._runs_simply() and not self._is_for_waiter(out_specs):
-                takes = self._taken_all(leaves, pinned)
-                return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
+            if out_specs is not None:
+                is_brief = self._may_be_brief and self._cheapness.is_shown_alone
+                if is_brief and is_made_if_brief:
+                    results = self._run_at_once(leaves, site, out_specs)
+                    if results is not None:
+                        return results
+                if not is_run_here and self._runs_simply() and not (is_brief and out_specs.leaves):
+                    takes = self._taken_all(leaves, pinned)
+                    return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
             return self._submit_for_program(leaves, pinned, site, node, is_run_here)
 
         return submit
@@ -246,12 +248,6 @@ class SpecializationForPrograms(Specialization):
             return ()
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 
-    @property
-    def _is_brief(self) -> bool:
-        """Whether a call takes less than to have another thread run it, as far as its function is concerned."""
-        is_free = self._ahead is None and self._is_only_process and self._mode == "auto" and self._stream is None
-        return is_free and self._cheapness.is_shown_alone
-
     def _is_for_waiter(self, out_specs: OutSpecs) -> bool:
         """Whether whoever waits for a call had better run it. Calls without results run beside the caller."""
-        return bool(out_specs.leaves) and self._is_brief
+        return bool(out_specs.leaves) and self._may_be_brief and self._cheapness.is_shown_alone

@@ -152,6 +152,8 @@ class OnThread:
         else:
             args, kwargs = self._tree.unflatten(arrays)
             returned = [target(*args, **kwargs)]
+        if returned[0] is None and out_specs.is_none:
+            return []
         number = returned_number(out_specs, returned, self.name) if is_read else None
         if number is not None:
             return [number]

@@ -104,6 +104,10 @@ class PreparedFunction:
         # Whether all processes know what it returns: where the call that shows it fails in one, none of them does.
         self._is_known_to_all = self._agreement is None or out_specs is not None
         self._is_only_process = jax.process_count() == 1
+        # Whether a call may take less than to have another thread run it, as far as its options are concerned.
+        self._may_be_brief = (
+            self._ahead is None and self._is_only_process and self._mode == "auto" and self._stream is None
+        )
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host

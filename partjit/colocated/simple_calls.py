@@ -24,6 +24,7 @@ from partjit.colocated.runtime.history import Made
 from partjit.colocated.runtime.out_specs import OutSpecs
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Taken
+from partjit.colocated.runtime.scheduler import submit
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["submitted", "submitted_flat"]
@@ -64,11 +65,11 @@ def _submitted(
 ) -> tuple[Call, Sequence[jax.Array]]:
     call = _SimpleCall(on_thread, takes, stream, out_specs, site)
     if not out_specs.leaves:
-        scheduler.submit(call)
+        submit(call)
         return call, ()
     results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
     call.receivers = [*map(_reference, results)]
-    scheduler.submit(call)
+    submit(call)
     return call, results
 
 

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import colocated, events, pjit, results_so_far
 from partjit.colocated import colocated_python
-from partjit.plan.run import recent
+from partjit.colocated.runtime.streams import as_stream
+from partjit.plan.run import first, recent
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
@@ -23,30 +24,45 @@ from tests.effort import examples
 pytestmark = pytest.mark.usefixtures("meeting")
 
 ROWS = 8
+SHORT = "by a short cut"
 nothing = {"out_specs_fn": lambda *xs: None}
 
 
 @pytest.fixture(scope="module")
 def calls_by_front():
-    """Whether each call of the module's tests was recognized by C++, if that was asked."""
+    """Whether each call of the module's tests was recognized by C++, if that was asked; `SHORT` without being asked."""
     found = []
-    real = recent.Recent._by_front
+    real, real_data = recent.Recent._by_front, first.fast_path_then
 
     def by_front(self, *args):
         outcome = real(self, *args)
         found.append(outcome is not None)
         return outcome
 
+    def fast_path_then(data, is_given, then, *, is_at_once=False):
+        def noted(results):
+            found.append(SHORT)
+            return then(results)
+
+        return real_data(data, is_given, noted if is_at_once else then, is_at_once=is_at_once)
+
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(recent.Recent, "_by_front", by_front)
+        monkeypatch.setattr(first, "fast_path_then", fast_path_then)
         yield found
 
 
 @pytest.fixture
 def by_front(calls_by_front):
     """The same of one test."""
+    never_entered()
     calls_by_front.clear()
     return calls_by_front
+
+
+def never_entered():
+    """Forgets that the stream of the programs was entered: of those that use it none would have a short cut again."""
+    as_stream("log").was_entered = False
 
 
 def note(name, **options):
@@ -142,20 +158,23 @@ def step_of(program, is_donated, is_sharded):
     return pjit(program, donate_argnums=0 if is_donated else (), **specs)
 
 
-_FOUND = "recognized by C++", "in another order, recognized by C++", "not recognized by C++"
+_FOUND = "recognized by C++", "in another order, recognized by C++", "not recognized by C++", SHORT
+_SHORT = "plain", "in another stream", "checked for NaNs"
+"""The circumstances that a short cut needs not see before."""
 
 
 @sees(*_FOUND, "donated", "a large integer", *CIRCUMSTANCES)
-@examples(40)
+@examples(60)
 @given(data=st.data())
 def test_a_call_does_what_the_first_one_did(mesh, calls_by_front, data):
     """Of one program, with arguments of several types, under all circumstances in which calls may come."""
+    never_entered()
     program = data.draw(st.sampled_from([*PROGRAMS]), "program")
     is_donated = is_sharded = data.draw(st.booleans(), "donated and sharded")
     step = step_of(program, is_donated, is_sharded)
     circumstances = [how for how in CIRCUMSTANCES if how != "checked for NaNs" or not is_donated]  # it donates nothing
-    for number in range(data.draw(st.integers(3, 6), "calls")):
-        how = data.draw(st.sampled_from(["plain", *circumstances]), "how")
+    for number in range(data.draw(st.integers(3, 9), "calls")):
+        how = data.draw(st.sampled_from(["plain"] * 3 + circumstances), "how")
         width = data.draw(st.sampled_from(SIZES), "width")
         index = data.draw(st.sampled_from([number, 2**30, 7.5]), "step")
         by_name = data.draw(st.booleans(), "by name")
@@ -169,8 +188,9 @@ def test_a_call_does_what_the_first_one_did(mesh, calls_by_front, data):
         saw(how)
         if index == 2**30:
             saw("a large integer")
-        is_by_front = any(calls_by_front[was:])
-        assert not is_by_front or how == "plain"
+        is_short, is_by_front = SHORT in calls_by_front[was:], any(calls_by_front[was:])
+        assert not is_by_front or how == "plain" or (is_short and how in _SHORT)
+        saw(SHORT, when=is_short)
         if is_donated and how != "without jit" and program is not calls_first:
             with mesh, pytest.raises(RuntimeError, match=r"deleted|donated"):
                 step(state, x, index)
@@ -191,7 +211,7 @@ def test_what_a_call_that_fails_leaves(by_front):
         x = step(x)
     with pytest.raises(ValueError, match="too much") as info:
         step(x)
-    assert by_front == [False, True]
+    assert by_front == [False, True, SHORT]
     assert float(results_so_far(info.value)) == 4
 
 
@@ -303,16 +323,21 @@ def test_what_was_made_is_donated_once(by_front):
         np.testing.assert_array_equal(np.asarray(found[0]), 31 + 1 + 31)
 
 
-def test_an_integer_too_large_is_named_before_anything_is_consumed(by_front):
+@pytest.mark.parametrize("calls", [3, 4])
+def test_an_integer_too_large_is_named_and_nothing_is_lost(calls, by_front):
     step = pjit(logs_the_step, donate_argnums=0)
+    step.clear_cache()
     state, x = jnp.zeros(3), jnp.ones(3)
-    for i in range(3):
+    for i in range(calls):
         state, _ = step(state, x, i)
-    assert by_front == [False, True]
-    with pytest.raises(OverflowError, match=r"step"):
+    assert by_front == [False, True, SHORT][: calls - 1]
+    with pytest.raises(OverflowError, match=r"Argument step of logs_the_step") as info:
         step(state, x, 2**31)
-    assert not any(by_front[2:])
-    assert not state.is_deleted()
+    if by_front[-1] == SHORT:  # C++ has dispatched the fragment, and what it has computed is kept
+        state, _ = results_so_far(info.value)
+        assert state.tolist() == [calls + 1.0] * 3
+    else:
+        assert not state.is_deleted()
     logged("log")
 
 
@@ -339,7 +364,7 @@ def test_numbers_are_read_wherever_they_are(by_front):
                 by_front.clear()
                 state = step(state, *given, **named)
                 assert logged("log") == [[*jax.tree.leaves((given, named)), number]]
-                assert any(by_front) or repetition < 2
+                assert any(by_front) or repetition < 2, "not recognized"
                 number += 1
 
 
@@ -383,7 +408,7 @@ def test_cleared_it_recognizes_nothing(by_front):
         by_front.clear()
         for _ in range(4):
             step(jnp.zeros(3), jnp.ones(3), 0)
-        assert by_front == [False, True, True]  # C++ learns of it at the second call
+        assert by_front == [False, True, SHORT]  # C++ learns of it at the second call
     assert logged("log") == [[0.0]] * 12
 
 

@@ -204,11 +204,12 @@ class Call(Flag):
         here.append(self)
         try:
             values = self._called()
-            # Looked up after the function has run: results that are no longer referenced are dropped at once.
-            for reference, value in zip(self.receivers, values, strict=True):
-                receiver = reference()
-                if receiver is not None:
-                    receiver.receive(value)
+            if self.receivers or values:
+                # Looked up after the function has run: results that are no longer referenced are dropped at once.
+                for reference, value in zip(self.receivers, values, strict=True):
+                    receiver = reference()
+                    if receiver is not None:
+                        receiver.receive(value)
         except PoisonedError as error:
             self._hand_over(error.failure)
         except BaseException as error:

@@ -72,7 +72,7 @@ def _append(call: Call) -> bool | Flag:
     full = call.lanes[0].fullness()
     if full is not None and not call.needs_no_room:
         return full
-    if _is_given_up_entering(call):
+    if call.entering is not None and _is_given_up_entering(call):
         return False
     is_first = True
     for lane in call.lanes:
@@ -106,7 +106,7 @@ def _append_for_another(call: Call) -> bool:
             return False
     if call.may_overtake and any(_blocked(call, lane) for lane in call.lanes):
         return False
-    if _is_given_up_entering(call):
+    if call.entering is not None and _is_given_up_entering(call):
         return True
     if len(call.lanes) == 1:
         _busy[first] = None

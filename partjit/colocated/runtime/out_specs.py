@@ -46,7 +46,6 @@ class OutSpecs:
         "_are_large",
         "_glance",
         "_have_layouts",
-        "_is_none",
         "_is_tuple",
         "_kinds",
         "_kinds_of_numbers",
@@ -54,6 +53,7 @@ class OutSpecs:
         "_seen",
         "_seen_elsewhere",
         "is_leaf",
+        "is_none",
         "is_number",
         "is_used",
         "leaves",
@@ -73,7 +73,7 @@ class OutSpecs:
         self._is_tuple = tree == jax.tree.structure((0,) * len(self.leaves))
         self._kinds = [(np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
         self._kinds_of_numbers = [(spec.scalar_type or np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
-        self._is_none = tree == jax.tree.structure(None)
+        self.is_none = tree == jax.tree.structure(None)
         self._scalar_type = self.leaves[0].scalar_type if self.is_leaf else None
         self.is_number = self.is_leaf and self.leaves[0].is_number_here()
         # Only an array on a single device can be uncommitted.
@@ -125,7 +125,7 @@ class OutSpecs:
                 return [self.leaves[0].put_numpy(np.asarray(returned[0]))]
             if kind is ArrayImpl and [self._glance(returned[0])] == self._seen and self._are_laid_out(returned):
                 return [returned[0]]
-        elif self._is_none and returned[0] is None:
+        elif self.is_none and returned[0] is None:
             return []
         if not self._are_large:
             arrays = self._as_specified(returned[0])

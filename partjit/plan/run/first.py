@@ -2,25 +2,36 @@
 
 To find out in Python that a call is like an earlier one takes about as long as to dispatch it. So a C++ function that
 knows the arguments of the program by their types and shardings runs the executable of the first fragment, and returns
-its results with the function that does the rest of the plan. Where that needs no argument, it is a short cut: the
-function of the user does so itself, and Python sees nothing of the call before.
+its results with the function that does the rest of the plan. Where that needs no argument, or returns what the first
+fragment has computed, as a step does that only logs, it is a short cut: the function of the user does so itself, and
+Python sees nothing of the call before.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import Var
 from jax.tree_util import treedef_is_leaf
 
-from partjit._jax.dispatch import FastPath, check_results, fast_path_then, results_are_checked
+from partjit import short_cuts
+from partjit._jax.dispatch import (
+    FastPath,
+    check_results,
+    fast_path_then,
+    results_are_checked,
+    then_with_arguments,
+)
 from partjit._jax.types import PyTree, PyTreeDef
+from partjit.arguments import abstract_argument
 from partjit.colocated.runtime.host_values import Destination
-from partjit.plan.ir.nodes import ColocatedCall, Fragment
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 from partjit.plan.run.direct import LeftToDispatch
+from partjit.plan.run.intact import refusing_deleted
 from partjit.plan.run.so_far import keep_results
 
 __all__ = ["AfterFirst", "after_first"]
@@ -59,6 +70,7 @@ class AfterFirst:
         plan: the plan.
         rest: what `after_first` says of it.
         execute: a function of the inputs of that.
+        late: the arguments that nothing reads before a call.
         fast_paths: what C++ needs to dispatch fragments, by their names; of those that have been dispatched before.
         direct: what of the plan's values are NumPy arrays.
 
@@ -73,16 +85,22 @@ class AfterFirst:
         plan: Plan,
         rest: PlanData,
         execute: Callable[..., Sequence[jax.Array]],
+        late: frozenset[Value],
         fast_paths: Mapping[str, FastPath],
         direct: LeftToDispatch,
     ) -> None:
+        first = plan.nodes[0]
+        assert isinstance(first, Fragment), "as `after_first` has seen"
         self._plan = plan
-        self._execute = direct.putting(execute)
+        self._first = first
+        self._rest = rest
+        self._own = execute
+        self._late = late
         self._direct = direct
         self._fast_paths = fast_paths
         read = {*rest.inputs}
         self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
-        taken = {*plan.nodes[0].inputs}
+        taken = {*first.inputs}
         self.dispatched = tuple(i for i, value in enumerate(plan.inputs) if value in taken)
         calls = [node for node in walk(plan.nodes, into_fragments=True) if isinstance(node, ColocatedCall)]
         self.streams = frozenset(call.stream for call in calls if call.stream is not None)
@@ -101,7 +119,7 @@ class AfterFirst:
             None if C++ cannot dispatch the fragment, which first has to be dispatched without, or would return the data
             of typed keys in place of keys.
         """
-        plan, execute, direct = self._plan, self._execute, self._direct
+        plan, execute, direct = self._plan, self._execute(destinations), self._direct
         inputs = [(numbers[i], destinations.get(i)) for i in self.inputs]
         own = self._fast_path_of_first()
         if own is None:
@@ -119,33 +137,77 @@ class AfterFirst:
 
         return fast_path_then(own, [i in self.dispatched for i in range(len(plan.inputs))], go_on)
 
-    def short_cut(self, tree: PyTreeDef) -> FastPath | None:
+    def short_cut(
+        self,
+        tree: PyTreeDef,
+        destinations: Mapping[int, Destination],
+        read: Callable[[tuple[PyTree, ...], dict[str, PyTree]], Sequence[Any]],
+    ) -> FastPath | None:
         """What C++ needs to recognize a call, and to have the rest done; None where there is no such way.
 
         Args:
-            tree: the structure of the result.
+            tree, destinations: as of `fast_path`.
+            read: returns those of the arguments of a call whose positions are `inputs`.
         """
-        plan, execute, direct = self._plan, self._execute, self._direct
-        own = self._fast_path_of_first()
-        if own is None or self.inputs:
+        plan, execute, direct = self._plan, self._execute(destinations), self._direct
+        own, first = self._fast_path_of_first(), self._first
+        if own is None or (self.inputs and not (plan.outputs and {*plan.outputs} <= {*first.outputs})):
             return None
-        is_leaf = _is_leaf(tree)
+        is_leaf, name = _is_leaf(tree), f"{plan.name}_{first.name}"
+        returned = [first.outputs.index(value) for value in plan.outputs] if self.inputs else []
+        inputs = [destinations.get(i) for i in self.inputs]
+        given = {*first.jaxpr.jaxpr.invars}  # which may have NaNs that no device has computed
+        computed = [i for i, var in enumerate(first.jaxpr.jaxpr.outvars) if isinstance(var, Var) and var not in given]
+
+        def check(results: Sequence[jax.Array]) -> None:
+            short_cuts.close()  # for whoever looks at the next call finds the operation as well
+            check_results([results[i] for i in computed], name)
 
         def go_on(results: Sequence[jax.Array]) -> PyTree:
             try:
-                if results_are_checked():  # since the last call
-                    check_results(results, f"{plan.name}_{plan.nodes[0].name}")
+                if results_are_checked():
+                    check(results)
                 own = execute(*results)
                 return own[0] if is_leaf else tree.unflatten(own)
             except BaseException as error:
                 keep_results(error, plan, tree, direct)
                 raise
 
+        def go_on_later(results: Sequence[jax.Array]) -> PyTree:
+            if results_are_checked():
+                check(results)
+            out = results[returned[0]] if is_leaf else tree.unflatten([results[i] for i in returned])
+            return then_with_arguments(out, go_on_with, results)
+
+        def go_on_with(results: Sequence[jax.Array], args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
+            given = read(args, kwargs)
+            try:
+                values = [x if to is None else to.argument(x) for x, to in zip(given, inputs, strict=True)]
+            except OverflowError:
+                try:
+                    for i, value in zip(self.inputs, given, strict=True):  # names the integer that is too large
+                        abstract_argument(value, plan.paths[i], plan.name)
+                except OverflowError as error:
+                    found = {value.name: result for value, result in zip(first.outputs, results, strict=True)}
+                    keep_results(error, plan, tree, direct, found)
+                    raise
+                raise
+            try:
+                execute(*results, *values)
+            except BaseException as error:
+                keep_results(error, plan, tree, direct)
+                raise
+
         is_given = [i in self.dispatched for i in range(len(plan.inputs))]
-        return fast_path_then(own, is_given, go_on, is_at_once=True)
+        return fast_path_then(own, is_given, go_on_later if self.inputs else go_on, is_at_once=True)
+
+    def _execute(self, destinations: Collection[int]) -> Callable[..., Sequence[jax.Array]]:
+        """The function of the rest, for arguments of which those at some positions are NumPy arrays or numbers."""
+        late = self._late.difference(self._plan.inputs[i] for i in destinations)
+        return self._direct.putting(refusing_deleted(self._own, self._plan, self._rest, late))
 
     def _fast_path_of_first(self) -> FastPath | None:
-        first = self._plan.nodes[0]
+        first = self._first
         if any(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in first.outputs):
             return None
         return self._fast_paths.get(first.name)

@@ -89,7 +89,7 @@ def refusing_deleted(
         execute: the function.
         plan: the plan.
         data: what it is a function of.
-        late: the arguments to look at, of those of the plan.
+        late: the arguments to look at, of those of the plan; not those that are NumPy arrays or numbers.
     """
     positions = [i for i, value in enumerate(data.inputs) if value in late]
     if not positions:

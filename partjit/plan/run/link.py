@@ -215,8 +215,7 @@ def link(
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
-        execute_rest = refusing_deleted(_defined(code_of_rest, name, namespace), plan, remaining, late)
-        rest = AfterFirst(plan, remaining, execute_rest, fast_paths, direct)
+        rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), late, fast_paths, direct)
     return Run(plan, execute, with_events, agreement, namespace["wait"], direct, rest)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
-from jax.tree_util import tree_flatten, tree_leaves, treedef_is_leaf
+from jax.tree_util import tree_flatten, tree_leaves
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, kind_of_keys, type_sharding_and_commitment
 from partjit._jax.caches import CacheGroup
 from partjit._jax.dispatch import FastPath, make_cpp_function, results_are_checked
 from partjit._jax.layouts import has_default_layout
@@ -23,6 +23,7 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import Stream, entered_stream
 from partjit.plan.plan import Plan
+from partjit.plan.run.kinds import KINDS, are_arguments, flat_arguments, numbers_of
 from partjit.plan.run.program import Placing
 from partjit.plan.run.run import Run
 from partjit.retiring import delete_consumed
@@ -35,21 +36,6 @@ _FIRST = 4
 """The kinds of calls that are compared one by one: training, evaluation, and a smaller batch at the end of each."""
 _MOST = 1024
 """Those that are known: batches of many lengths, for instance. The others are found by a hash."""
-
-
-def _kind_of_integer(x: int) -> object:
-    bits = x.bit_length()
-    return int if bits < 32 else (int, bits < 64)  # where these are too many, no call with such a one is known
-
-
-_KINDS: dict[type, Callable[[Any], object]] = {
-    ArrayImpl: type_sharding_and_commitment,
-    PRNGKeyArray: kind_of_keys,
-    PendingArray: lambda x: (x.aval, x.sharding, x.committed),
-    int: _kind_of_integer,
-    np.ndarray: lambda x: (np.ndarray, x.shape, x.dtype),
-    **dict.fromkeys((bool, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
-}
 
 
 _Typed: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
@@ -136,7 +122,7 @@ class Recent:
                     if outcome is not None:
                         return outcome
                     break
-        flat = _flat(args, kwargs)
+        flat = flat_arguments(args, kwargs)
         if flat is None:
             return None
         leaves, own_tree, found = flat
@@ -206,7 +192,7 @@ class Recent:
         statics: _Typed = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
-        flat = _flat(args, kwargs)
+        flat = flat_arguments(args, kwargs)
         if flat is None:
             return False
         return self._recognized(flat[1], flat[2], statics) is not None
@@ -234,8 +220,8 @@ class Recent:
             out_tree: the structure of the result.
             report: reports the arguments that are resharded; None if there are none.
         """
-        if all(type(leaf) in _KINDS for leaf in leaves):
-            kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
+        if all(type(leaf) in KINDS for leaf in leaves):
+            kinds = [KINDS[type(leaf)](leaf) for leaf in leaves]
             statics = self._separated(args, kwargs)[2]
             context = _context()
             call = context, tree, kinds, statics, plan, placing, run, out_tree, report
@@ -245,7 +231,7 @@ class Recent:
                 if len(self._known) > _MOST:
                     del self._known[next(iter(self._known))]
             if run.rest is not None and placing.for_calls() is not None:
-                is_flat = not _is_of_arguments(tree, run.rest.inputs)
+                is_flat = not are_arguments(tree, run.rest.inputs)
                 with self._remembering:
                     is_flat = is_flat or any(was_flat for known, _, was_flat in self._fronts if known == statics)
                     self._renew_front(statics, is_flat, plan.name)
@@ -288,7 +274,7 @@ class Recent:
         self, statics: _Typed, is_flat: bool, *args: PyTree, **kwargs: PyTree
     ) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
-        flat = _flat(args, kwargs)
+        flat = flat_arguments(args, kwargs)
         if flat is None:
             return None, None, False
         leaves, own_tree, found = flat
@@ -301,14 +287,14 @@ class Recent:
                 if own_tree not in self._waits:
                     known = self._waits if len(self._waits) < _MOST else {}
                     self._waits = {**known, own_tree: run.rest.dispatched}
-                    self._waits_in_trees |= not _is_of_arguments(own_tree, run.rest.dispatched)
+                    self._waits_in_trees |= not are_arguments(own_tree, run.rest.dispatched)
                     self._renew_front(statics, is_flat, plan.name)
             return None, None, False
         destinations = placing.for_calls()
         if run.rest is None or destinations is None:
             return None, None, False
-        numbers = range(own_tree.num_leaves) if is_flat else _numbers(own_tree)
-        self.has_learned = self.has_learned or not run.rest.inputs
+        numbers = range(own_tree.num_leaves) if is_flat else numbers_of(own_tree)
+        self.has_learned = True
         return None, run.rest.fast_path(out_tree, destinations, numbers), False
 
     def short_cut(
@@ -318,26 +304,51 @@ class Recent:
 
         Args:
             args, kwargs: the arguments.
-            is_fit: whether that is possible with such a leaf among them.
+            is_fit: whether that is possible with such an array among them.
 
         Returns:
             None where there is no such way.
         """
         statics: _Typed = ()
+        count = len(args)
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
-        flat = _flat(args, kwargs)
+        flat = flat_arguments(args, kwargs)
         if flat is None or entered_stream() is not None or results_are_checked():
             return None
         leaves, own_tree, found = flat
         call = self._recognized(own_tree, found, statics)
-        if call is None or call[-1] is not None or not all(type(x) is ArrayImpl and is_fit(x) for x in leaves):
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        if call is None or call[-1] is not None or PendingArray in map(type, arrays) or not all(map(is_fit, arrays)):
             return None
         *_, placing, run, out_tree, _ = call
-        if run.rest is None or placing.for_calls() is None or not all(map(has_default_layout, leaves)):
+        destinations = placing.for_calls()
+        if run.rest is None or destinations is None or not all(map(has_default_layout, leaves)):
             return None
-        fast_path = run.rest.short_cut(out_tree)
+        read = self._reading(own_tree, run.rest.inputs, count)
+        fast_path = run.rest.short_cut(out_tree, destinations, read)
         return None if fast_path is None else (fast_path, run.rest.streams)
+
+    def _reading(
+        self, tree: PyTreeDef, leaves: Sequence[int], count: int
+    ) -> Callable[[tuple[PyTree, ...], dict[str, PyTree]], Sequence[Any]]:
+        """What returns some leaves of the arguments of a call.
+
+        Args:
+            tree: the structure of the arguments that are neither static nor of the host.
+            leaves: which of theirs.
+            count: how many positional arguments there are.
+        """
+        if are_arguments(tree, leaves):
+            dynamic, numbers = self._layout(count)[2], numbers_of(tree)
+            positions = [dynamic[numbers[i]] for i in leaves]
+            return lambda args, _: [args[i] for i in positions]
+
+        def read(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Sequence[Any]:
+            found = tree_leaves(self._separated(args, kwargs)[:2])
+            return [found[i] for i in leaves]
+
+        return read
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
@@ -363,30 +374,6 @@ class Recent:
         dynamic = [i for i in range(count) if i not in static | host]
         self._layouts[count] = layout = sorted(static), sorted(host), dynamic
         return layout
-
-
-def _flat(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[list[Any], PyTreeDef, list[object]] | None:
-    """The flat arguments, their structure and kinds; None if keys do not compare, or a leaf is no plain array."""
-    try:
-        leaves, tree = tree_flatten((args, kwargs))
-        return leaves, tree, [_KINDS[type(leaf)](leaf) for leaf in leaves]
-    except (ValueError, KeyError, AttributeError):
-        return None
-
-
-def _numbers(tree: PyTreeDef) -> list[int]:
-    """Of each leaf of the arguments and keyword arguments of a call, the number of the argument that it is part of.
-
-    Those of keyword arguments have numbers beyond them.
-    """
-    arguments = [*tree.children()[0].children(), tree.children()[1]]
-    return [number for number, argument in enumerate(arguments) for _ in range(argument.num_leaves)]
-
-
-def _is_of_arguments(tree: PyTreeDef, leaves: Iterable[int]) -> bool:
-    """Whether these leaves of the arguments and keyword arguments of a call are positional arguments themselves."""
-    positional, numbers = tree.children()[0].children(), _numbers(tree)
-    return all(numbers[i] < len(positional) and treedef_is_leaf(positional[numbers[i]]) for i in leaves)
 
 
 def is_watched(streams: Iterable[Stream]) -> bool:

@@ -1,6 +1,7 @@
 """What a program that failed had computed: its results, as far as its loops had carried them."""
 
 import contextlib
+from collections.abc import Mapping
 from types import TracebackType
 
 import jax
@@ -29,7 +30,8 @@ def results_so_far(error: BaseException) -> PyTree:
 
     Returns:
         A tree like the result of the program, with None for each result that is not computed by a loop, or whose memory
-        the iteration that failed had reused between its calls. None if no program with calls raised the error.
+        the iteration that failed had reused between its calls. If an integer was too large for a call, the results that
+        had been computed by then. None if no program with calls raised the error.
 
     Raises:
         TypeError: `error` is not an exception.
@@ -55,7 +57,13 @@ def results_so_far(error: BaseException) -> PyTree:
     return getattr(error, _ATTRIBUTE, None)
 
 
-def keep_results(error: BaseException, plan: Plan, tree: PyTreeDef | None, direct: LeftToDispatch) -> None:
+def keep_results(
+    error: BaseException,
+    plan: Plan,
+    tree: PyTreeDef | None,
+    direct: LeftToDispatch,
+    values: Mapping[str, object] | None = None,
+) -> None:
     """Keeps what the plan that raised an exception had computed, with the exception.
 
     Args:
@@ -63,8 +71,10 @@ def keep_results(error: BaseException, plan: Plan, tree: PyTreeDef | None, direc
         plan: the plan.
         tree: the structure of its results; None leaves them flat.
         direct: what of its values are NumPy arrays.
+        values: those computed, by their names, where its function was not called.
     """
-    values = _locals(error.__traceback__, f"<plan of {plan.name}>")
+    if values is None:
+        values = _locals(error.__traceback__, f"<plan of {plan.name}>")
     found = direct.put([values.get(name) for name in names_of_results(plan)])
     results = [array if isinstance(array, jax.Array) and not array.is_deleted() else None for array in found]
     with contextlib.suppress(AttributeError):  # an exception may be immutable
