@@ -1,9 +1,11 @@
 """Calls that C++ dispatches before Python sees them, and what closes these short cuts."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import threading
+import time
 import weakref
 
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partjit import colocated, events, pjit, record
+from partjit import colocated, events, letting_in, pjit, record
 from partjit._jax import dispatch
 from partjit.colocated import colocated_python
 from partjit.colocated.runtime.streams import as_stream
@@ -120,7 +122,8 @@ def test_while_somebody_watches_python_sees_every_call(how, short, tmp_path):
     assert logged() == [[5, 4], [6, 4]]
 
 
-def test_the_first_call_that_is_recorded_is_recorded_as_a_whole(short):
+def test_the_first_call_that_is_recorded_is_recorded_as_a_whole(short, monkeypatch):
+    monkeypatch.setattr(letting_in, "_SECONDS_APART", 0.02)
     program, x = step_with(logging()), jnp.ones(4)
     warm(program, x, 0)
 
@@ -131,8 +134,11 @@ def test_the_first_call_that_is_recorded_is_recorded_as_a_whole(short):
 
     found = kinds()
     assert {"ProgramStarted", "FragmentDispatched", "CallQueued", "CallFinished", "ProgramFinished"} <= {*found}
-    for _ in range(40):  # as often as one likes
+    for _ in range(20):  # as often as one likes
         assert kinds() == found
+        for _ in range(2):
+            program(x, 2)
+    time.sleep(0.03)
     warm(program, x, 0)
     assert is_short(program, short, x, 1)
 
@@ -198,14 +204,34 @@ def test_a_stream_that_was_entered_before_is_known(short):
     assert not is_short(program, short, x, 1)
 
 
+@pytest.mark.parametrize("read", ["itself", "in a tree"])
+def test_arguments_are_read_beside_static_ones_and_those_by_name(read, short):
+    log = logging()
+
+    @functools.partial(pjit, static_argnums=(0, 2), static_argnames="kind")
+    def step(scale, x, shift, i, *, kind=None):
+        log(i if read == "itself" else i["i"], jnp.sum(x))
+        return x * scale + shift
+
+    x = jnp.ones(4)
+    for named in ({}, {"kind": "text"}):
+        for i in range(WARM + 3):
+            number = i if read == "itself" else {"i": i, "other": 7}
+            assert step(2, x, 1, number, **named).tolist() == [3.0] * 4
+        assert logged() == [[i, 4] for i in range(WARM + 3)]
+    assert len(short) >= 4
+
+
 def test_results_are_checked_from_when_that_is_asked_for(short):
     program, x = step_with(logging()), jnp.ones(4)
     warm(program, x, 0)
     assert is_short(program, short, x, 1)
     bad = x.at[0].set(jnp.nan)
-    for _ in range(2):  # first by a short cut
+    for expected in (True, False):  # the first time only
+        short.clear()
         with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
             program(bad, 2)
+        assert bool(short) == expected
     with jax.debug_nans(True):
         assert program(x, 3).tolist() == [2.0] * 4
     program(x, 4)

@@ -314,12 +314,12 @@ class Recent:
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
         flat = flat_arguments(args, kwargs)
-        if flat is None or entered_stream() is not None or results_are_checked():
+        if flat is None or results_are_checked():
             return None
         leaves, own_tree, found = flat
         call = self._recognized(own_tree, found, statics)
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-        if call is None or call[-1] is not None or PendingArray in map(type, arrays) or not all(map(is_fit, arrays)):
+        if call is None or PendingArray in map(type, arrays) or not all(map(is_fit, arrays)):
             return None
         *_, placing, run, out_tree, _ = call
         destinations = placing.for_calls()
