@@ -133,11 +133,11 @@ class CacheMiss:
         if find is None or this_thread.is_letting_in:
             return None
         entries, recent = self.letting_in, self.recent
-        if recent is None or not is_eager():
-            return None
-        is_another = entries.is_new or recent.has_learned or entries.may_shorten
-        if is_another and (entries.has_plans_only or recent.knows(args, kwargs)):
-            self._let_in(args, kwargs)
+        if recent is not None and (entries.is_new or recent.has_learned or entries.may_shorten):
+            if not is_eager():  # others that C++ finds an entry for are eager
+                return None
+            if entries.has_plans_only or recent.knows(args, kwargs):
+                self._let_in(args, kwargs)
         return find(args, kwargs, retires=retires)
 
     def _let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
@@ -170,7 +170,7 @@ class CacheMiss:
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, retires: bool = False
     ) -> Outcome | None:
         """As `recent.outcome`, of a program with host arguments."""
-        if self.recent is None or not is_eager():
+        if self.recent is None:
             return None
         definition, count = self._definition, len(args)
         places = self._places.get(count)
@@ -186,7 +186,7 @@ class CacheMiss:
         return (self if self.of_arrays is None else self.of_arrays[1])._agreement
 
     def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], attempt: Attempt) -> Outcome:
-        if self.recent is not None and self._recognized is None:
+        if self.recent is not None and self._recognized is None and is_eager():
             outcome = self.recent.outcome(args, kwargs, attempt.runs)
             if outcome is not None:
                 return outcome

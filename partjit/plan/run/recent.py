@@ -94,14 +94,14 @@ class Recent:
         recognized: Callable[[Plan], object] | None = None,
         retires: bool = False,
     ) -> tuple[PyTree, None, bool] | None:
-        """The outcome of a call for the C++ function, or None if it is of another kind than the last ones.
+        """The outcome of an eager call for the C++ function, or None if it is of another kind than the last ones.
 
         Args:
             args, kwargs: what the function is called with.
             recognized: is called with the plan before it runs.
             retires: whether to do for it what `retiring` does; then None as well if something is passed twice.
         """
-        if not self._last or not is_eager():
+        if not self._last:
             return None
         statics: _Typed = ()
         if self._has_statics:
