@@ -210,9 +210,10 @@ class SpecializationForPrograms(Specialization):
                     results = self._run_at_once(leaves, site, out_specs)
                     if results is not None:
                         return results
-                if not is_run_here and self._runs_simply() and not (is_brief and out_specs.leaves):
-                    takes = self._taken_all(leaves, pinned)
-                    return submitted_flat(self._on_thread, takes, self._stream or current_stream(), out_specs, site)
+                is_brief = is_brief and bool(out_specs.leaves)  # then whoever waits for it had better run it
+                if not is_run_here and self._runs_simply(is_brief=is_brief):
+                    takes, stream = self._taken_all(leaves, pinned), self._stream or current_stream()
+                    return submitted_flat(self._on_thread, takes, stream, out_specs, site, is_brief=is_brief)
             return self._submit_for_program(leaves, pinned, site, node, is_run_here)
 
         return submit

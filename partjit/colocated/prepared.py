@@ -186,12 +186,12 @@ class PreparedFunction:
 
         return default
 
-    def _runs_simply(self) -> bool:
-        """Whether a call now runs on a thread and takes nothing into account but its lanes.
+    def _runs_simply(self, *, is_brief: bool = False) -> bool:
+        """Whether a call now runs on a thread, or in one that waits for it, and takes into account its lanes alone.
 
         That is so of one that is a part of no other, and that nobody observes or records.
         """
-        is_own = self._is_simple and (self._has_own_thread or not self._cheapness.is_shown)
+        is_own = self._is_simple and (self._has_own_thread or is_brief or not self._cheapness.is_shown)
         return is_own and not events.listeners and journal.current is None and not current_calls()
 
     def _entry(self, log: journal.Log, stream: Stream, node: str = "", site: Site | None = None) -> Entry | None:

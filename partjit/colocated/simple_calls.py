@@ -46,7 +46,13 @@ def submitted(
 
 
 def submitted_flat(
-    on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+    on_thread: OnThread,
+    takes: list[Taken],
+    stream: Stream,
+    out_specs: OutSpecs,
+    site: Site | CodeSite,
+    *,
+    is_brief: bool = False,
 ) -> Sequence[jax.Array]:
     """Submits a call in the lane of its stream, and in that of its object if it has one; returns its flat results.
 
@@ -56,14 +62,21 @@ def submitted_flat(
         stream: its stream.
         out_specs: the specs of its results.
         site: where it is made.
+        is_brief: whether a thread that waits for it had better run it itself.
     """
-    return _submitted(on_thread, takes, stream, out_specs, site)[1]
+    return _submitted(on_thread, takes, stream, out_specs, site, is_brief)[1]
 
 
 def _submitted(
-    on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+    on_thread: OnThread,
+    takes: list[Taken],
+    stream: Stream,
+    out_specs: OutSpecs,
+    site: Site | CodeSite,
+    is_brief: bool = False,
 ) -> tuple[Call, Sequence[jax.Array]]:
     call = _SimpleCall(on_thread, takes, stream, out_specs, site)
+    call.is_brief = is_brief
     if not out_specs.leaves:
         submit(call)
         return call, ()

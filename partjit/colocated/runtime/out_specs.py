@@ -49,6 +49,7 @@ class OutSpecs:
         "_is_tuple",
         "_kinds",
         "_kinds_of_numbers",
+        "_number_type",
         "_scalar_type",
         "_seen",
         "_seen_elsewhere",
@@ -75,6 +76,8 @@ class OutSpecs:
         self._kinds_of_numbers = [(spec.scalar_type or np.ndarray, spec.dtype, spec.shape) for spec in self.leaves]
         self.is_none = tree == jax.tree.structure(None)
         self._scalar_type = self.leaves[0].scalar_type if self.is_leaf else None
+        kind = self.leaves[0].dtype.kind if self.is_leaf and self._scalar_type is not None else ""
+        self._number_type = {"b": bool, "i": int, "u": int, "f": float}.get(kind)
         self.is_number = self.is_leaf and self.leaves[0].is_number_here()
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
@@ -123,6 +126,10 @@ class OutSpecs:
             kind = type(returned[0])
             if kind is self._scalar_type:
                 return [self.leaves[0].put_numpy(np.asarray(returned[0]))]
+            if kind is self._number_type:
+                number = self._number_of_python(returned[0])
+                if number is not None:
+                    return [self.leaves[0].put_numpy(number)]
             if kind is ArrayImpl and [self._glance(returned[0])] == self._seen and self._are_laid_out(returned):
                 return [returned[0]]
         elif self.is_none and returned[0] is None:
@@ -202,11 +209,22 @@ class OutSpecs:
         """The flat NumPy arrays and numbers of the result of the function, as specified; raises as `fit`."""
         if self.is_leaf and type(result) is self._scalar_type:
             return [np.asarray(result)]
+        if self.is_leaf and type(result) is self._number_type:
+            number = self._number_of_python(result)
+            if number is not None:
+                return [number]
         arrays = self._as_specified(result)
         if arrays is not None:
             return arrays
         found = self._numpy_of(leaves_of(self.tree, result), None)
         return [*map(np.asarray, self.fit_leaves(result, name))] if found is None else found
+
+    def _number_of_python(self, value: bool | int | float) -> np.ndarray | None:
+        """The NumPy array of a number that is to be one; None for an integer that is too large."""
+        try:
+            return np.array(value, self.leaves[0].dtype)
+        except OverflowError:
+            return None
 
     def _as_specified(self, result: PyTree) -> Sequence[np.ndarray] | None:
         """The NumPy arrays of a result of such and of numbers, one or a tuple, if they are as specified."""
