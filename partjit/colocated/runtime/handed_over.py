@@ -113,8 +113,8 @@ def owned(array: np.ndarray) -> np.ndarray:
     """An array in memory of its own, which nobody changes: itself, or a copy if it is a view, as XLA:CPU gives it."""
     if array.flags.owndata:
         return array
-    copy = np.array(array)
-    copy.flags.writeable = False
+    copy = array.copy()
+    copy.setflags(write=False)
     return copy
 
 

@@ -247,6 +247,15 @@ class HostArgument(OnDemand):
             self._value = np.array(self.number, self._destination.aval.dtype)
         return self._value
 
+    @property
+    def read_only(self) -> np.ndarray:
+        """The NumPy array, which cannot be written into."""
+        value = self._numpy
+        if value.flags.writeable:
+            value = self._value = value.view()
+            value.setflags(write=False)
+        return value
+
     def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
         return self._numpy
 

@@ -76,6 +76,8 @@ def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTre
 
 def as_numpy(array: jax.Array) -> np.ndarray:
     """The read-only NumPy array of an array."""
+    if type(array) is HostArgument:
+        return array.read_only
     value = to_numpy.as_numpy(array)
     if type(array) is not ArrayImpl and value.flags.writeable:  # those that jax makes are read-only
         value = value.view()
