@@ -184,13 +184,7 @@ class AfterFirst:
             try:
                 values = [x if to is None else to.argument(x) for x, to in zip(given, inputs, strict=True)]
             except OverflowError:
-                try:
-                    for i, value in zip(self.inputs, given, strict=True):  # names the integer that is too large
-                        abstract_argument(value, plan.paths[i], plan.name)
-                except OverflowError as error:
-                    found = {value.name: result for value, result in zip(first.outputs, results, strict=True)}
-                    keep_results(error, plan, tree, direct, found)
-                    raise
+                self._name_too_large(given, results, tree)
                 raise
             try:
                 execute(*results, *values)
@@ -200,6 +194,17 @@ class AfterFirst:
 
         is_given = [i in self.dispatched for i in range(len(plan.inputs))]
         return fast_path_then(own, is_given, go_on_later if self.inputs else go_on, is_at_once=True)
+
+    def _name_too_large(self, given: Sequence[Any], results: Sequence[jax.Array], tree: PyTreeDef) -> None:
+        """Raises for the first integer among the arguments that is too large, with what has been computed."""
+        plan = self._plan
+        try:
+            for i, value in zip(self.inputs, given, strict=True):
+                abstract_argument(value, plan.paths[i], plan.name)
+        except OverflowError as error:
+            found = {value.name: result for value, result in zip(self._first.outputs, results, strict=True)}
+            keep_results(error, plan, tree, self._direct, found)
+            raise
 
     def _execute(self, destinations: Collection[int]) -> Callable[..., Sequence[jax.Array]]:
         """The function of the rest, for arguments of which those at some positions are NumPy arrays or numbers."""
