@@ -143,6 +143,8 @@ class CacheMiss:
     def _let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         """Lets further calls with such arguments in: by a short cut, where there is one and nobody is in its way."""
         entries, recent = self.letting_in, self.recent
+        if not entries.replaces_another():
+            return
         found, entries.may_shorten = None, False
         if recent is not None:
             recent.has_learned = False

@@ -23,7 +23,7 @@ __all__ = ["LettingIn", "this_thread"]
 
 _MOST_REPLACED = 16
 _SECONDS_APART = 0.1
-"""After so long it is negligible what it costs to replace one."""
+"""After so long it is negligible what it costs to replace as many once more."""
 
 
 class LettingIn:
@@ -40,7 +40,7 @@ class LettingIn:
         self.streams: Collection[object] = ()
         self.may_shorten = False
         self._count = 0  # of the entries that do
-        self._replaced, self._latest = 0, -math.inf  # how many there were in quick succession; when the last one
+        self._replaced, self._latest = 0, -math.inf  # how many there were in quick succession; when the last
         self.has_plans_only = True
 
     @property
@@ -50,6 +50,15 @@ class LettingIn:
         for function in self.functions:  # not `any`, which takes several times as long
             is_new = is_new or function._cache_size() > self._count
         return is_new
+
+    def replaces_another(self) -> bool:
+        """Whether to replace the entry that lets nobody in; if there were too many lately, all are dropped."""
+        is_soon = time.monotonic() - self._latest < _SECONDS_APART
+        self._replaced = self._replaced + self.is_new if is_soon else 0
+        if self._replaced <= _MOST_REPLACED:
+            return True
+        self.clear()
+        return False
 
     def let_in(
         self,
@@ -65,13 +74,8 @@ class LettingIn:
             short_cut: what C++ needs to dispatch such calls, if it may.
             streams: those that the program itself puts calls on.
         """
-        now, latest = time.monotonic(), self._latest
-        self._replaced = self._replaced + self.is_new if now - latest < _SECONDS_APART else 0
-        self._count, self._latest = 0, now
-        for function in self.functions:
-            function._clear_cache()
-        if self._replaced > _MOST_REPLACED:
-            return
+        self.clear()
+        self._latest = time.monotonic()
         this_thread.is_letting_in = True
         try:
             for function in self.functions:  # users call the first one

@@ -73,7 +73,7 @@ def test_of_more_signatures_than_are_kept_each_call_is_right(monkeypatch, let_in
     for _ in range(3):
         for size in range(1, 7):
             same(program(jnp.ones(size)), np.full(size, 3.0))
-    assert let_in["signatures"] > 6
+    assert 3 <= let_in["signatures"] <= 4, "then no more, until they come less often"
 
 
 @pytest.mark.parametrize("most", [0, 3, 100])

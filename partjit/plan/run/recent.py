@@ -84,6 +84,7 @@ class Recent:
         self._fronts: tuple[_Front, ...] = ()
         self._waits: dict[PyTreeDef, Sequence[int]] = {}  # see `_awaited`
         self._waits_in_trees = False
+        self._short_cuts: dict[int, tuple[_Call, FastPath | None]] = {}  # by the id of the call
         self.has_learned = False
         _recents.add(self)
 
@@ -325,9 +326,13 @@ class Recent:
         destinations = placing.for_calls()
         if run.rest is None or destinations is None or not all(map(has_default_layout, leaves)):
             return None
-        read = self._reading(own_tree, run.rest.inputs, count)
-        fast_path = run.rest.short_cut(out_tree, destinations, read)
-        return None if fast_path is None else (fast_path, run.rest.streams)
+        known = self._short_cuts.get(id(call))
+        if known is None or known[0] is not call:
+            read = self._reading(own_tree, run.rest.inputs, count)
+            known = call, run.rest.short_cut(out_tree, destinations, read)
+            if known[1] is not None:
+                self._short_cuts = {**(self._short_cuts if len(self._short_cuts) < _MOST else {}), id(call): known}
+        return None if known[1] is None else (known[1], run.rest.streams)
 
     def _reading(
         self, tree: PyTreeDef, leaves: Sequence[int], count: int
@@ -353,7 +358,7 @@ class Recent:
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
         with self._remembering:
-            self._last, self._known, self._fronts, self._waits = (), {}, (), {}
+            self._last, self._known, self._fronts, self._waits, self._short_cuts = (), {}, (), {}, {}
 
     def _separated(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
