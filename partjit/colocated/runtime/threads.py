@@ -5,6 +5,7 @@ import collections
 import contextlib
 import functools
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ __all__ = [
     "has_no_threads",
     "is_for_deferred",
     "is_one_of_them",
+    "may_have_no_more",
     "run_later",
     "run_later_on_few",
     "start",
@@ -50,7 +52,6 @@ class _Pool:
         except RuntimeError as error:
             if threading.main_thread().is_alive() or interrupts.is_interrupt(error):
                 raise
-            # Since Python 3.12 no thread can be started after the main thread has returned, while others still run.
             self.is_refused = True
             job()
 
@@ -172,6 +173,11 @@ def start(job: Callable[[], None]) -> None:
 def has_no_threads() -> bool:
     """Whether jobs run where they are started, because no thread can be."""
     return _pool.is_refused
+
+
+def may_have_no_more() -> bool:
+    """Whether a job that is started may have to run here: since Python 3.12 so after the main thread has returned."""
+    return sys.version_info >= (3, 12) and not threading.main_thread().is_alive()
 
 
 def is_one_of_them() -> bool:
