@@ -20,6 +20,7 @@ __all__ = [
     "is_for_deferred",
     "is_one_of_them",
     "may_have_no_more",
+    "run_deferred",
     "run_later",
     "run_later_on_few",
     "start",
@@ -196,6 +197,19 @@ def start_deferred() -> None:
         _deferred.start()
 
 
+def run_deferred() -> None:
+    """Runs the jobs of `run_later` here, if no thread can be started for them."""
+    if not _deferred.is_started and may_have_no_more():
+        _run_left()
+
+
+def _run_left() -> None:
+    while not _deferred.left.empty():
+        job = _deferred.left.get()
+        if job is not None:
+            run_reporting(job)
+
+
 def run_later(job: Callable[[], None]) -> None:
     """Runs a job on another thread, soon; finalizers may call this."""
     _deferred.left.put(job)
@@ -209,10 +223,7 @@ def run_later_on_few(job: Callable[[], None]) -> None:
 def close() -> None:
     """Prepares for exit, when Python starts no more threads: the one for finalizers helps to run calls."""
     if not _deferred.is_started:
-        while not _deferred.left.empty():
-            job = _deferred.left.get()
-            if job is not None:
-                run_reporting(job)
+        _run_left()
     elif not _pool.is_closing:
         _pool.is_closing = True
         _deferred.left.put(lambda: _pool.work(lambda: None))

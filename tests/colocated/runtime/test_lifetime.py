@@ -147,20 +147,24 @@ def test_a_thread_runs_executables_that_make_calls_after_the_main_thread_has_ret
             return colocated.colocated_python(log, stream=stream)
         first, second = log_on("first"), log_on("second")
         add = colocated.colocated_python(lambda x: x + np.float32(1), uses_jax=False, out_specs_fn=lambda x: x)
-        def loop(*calls):
+        def loop(wrapper, *calls):
             def turn(carry):
                 i, x = carry
                 for call in calls:
                     x = call(x) if call is add else call(i) or x
                 return i + 1, x
-            return pjit(lambda x: jax.lax.while_loop(lambda carry: carry[0] < 3, turn, (0, x))[1])
+            return wrapper(lambda x: jax.lax.while_loop(lambda carry: carry[0] < 3, turn, (0, x))[1])
         def late():
             threading.main_thread().join()
             with Mesh(np.array(jax.devices()), "x"):
                 for calls in [(first,), (first, second), (add, first), (first, add, second)]:
-                    result = loop(*calls)(np.float32(0))
+                    result = loop(pjit, *calls)(np.float32(0))
                     colocated.wait()
                     print(float(result), flush=True)
+                for _ in range(2):
+                    loop(jax.jit, first, second)(np.float32(0))
+                    colocated.wait()
+                loop(jax.jit, first)(np.float32(0))
         threading.Thread(target=late).start()
         """,
         JAX_NUM_CPU_DEVICES=str(devices),
@@ -169,5 +173,5 @@ def test_a_thread_runs_executables_that_make_calls_after_the_main_thread_has_ret
     numbers = [f" {i}" for i in range(3)]
     lines = out.splitlines()
     assert [line for line in lines if line.endswith(".0")] == ["0.0", "0.0", "3.0", "3.0"]
-    for stream, times in (("first", 4), ("second", 2)):
+    for stream, times in (("first", 7), ("second", 4)):
         assert [line for line in lines if line.startswith(stream)] == [stream + number for number in numbers] * times
