@@ -16,7 +16,7 @@ from partjit._jax.refusal import leave_refusal
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import PyTree
 from partjit.colocated.emitted import EmittedCall
-from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.answering import Answering
 from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.caller import Caller
@@ -66,7 +66,7 @@ def run_emitting(
         if execution.is_complete:
             numbers.give_back(number)
 
-    if len(free) < len(lanes):
+    if len(free) < len(lanes) or threads.may_have_no_more():
         execution = _execution(calls, gathered, number)
         try:
             return _dispatched(execution, dispatch, number, args)
@@ -122,7 +122,9 @@ def _run_on_streams(
 def _places_by_stream(
     calls: Sequence[EmittedCall], streams: Sequence[Stream | None], run_calls_of: Callable[[Stream], None]
 ) -> tuple[Sequence[Call], Sequence[Callable[[], None]]]:
-    """Calls in the place of those of each stream; and what this thread is to run, as a part of its own call.
+    """Calls in the place of those of each stream; and what this thread is to run once the executable is dispatched.
+
+    That is what is a part of its own call; and all calls, if there may be no thread that could run them meanwhile.
 
     Args:
         calls: the calls of an executable.
@@ -138,7 +140,7 @@ def _places_by_stream(
         lanes = _lanes(own)
         free = [*scheduler.not_entered(lanes)]
         run = partial(run_calls_of, stream)
-        if len(free) < len(lanes):
+        if len(free) < len(lanes) or threads.may_have_no_more():
             here.append(partial(_run_as_part, own, free, run))
         else:
             places.append(_in_place_of_all(own, free, run))
@@ -146,7 +148,7 @@ def _places_by_stream(
 
 
 def _run_as_part(calls: Sequence[EmittedCall], lanes: Sequence[Lane], run: Callable[[], None]) -> None:
-    """Runs calls as a part of the call that makes them, which this thread runs, in the lanes that it is not in."""
+    """Runs calls in this thread, as a part of the call that it runs, if any, in the lanes that it is not in."""
     if lanes:
         scheduler.run_here(_in_place_of_all(calls, lanes, run))
     else:

@@ -168,8 +168,9 @@ def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec |
         return ParsedPartitionSpec(P(), ())
     if tiling.kind is not Kind.TILED:
         raise UnrepresentableShardingError(f"no PartitionSpec expresses {tiling}: {_MEANINGS[tiling.kind]}")
-    for kind in tiling.subgroups:
-        if kind is not Kind.REPLICATED:
+    rank = len(tiling.grid) - len(tiling.subgroups)
+    for kind, size in zip(tiling.subgroups, tiling.grid[rank:], strict=True):
+        if kind is not Kind.REPLICATED and size > 1:  # one of a single device says nothing, to XLA as well
             raise UnrepresentableShardingError(
                 f"{tiling} has a {kind.name} subgroup, which no PartitionSpec expresses: {_MEANINGS[kind]}. "
                 f"{_remainder(tiling, mesh)}"
@@ -180,7 +181,6 @@ def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec |
             f"{tiling} is for {count} devices, but the mesh ({describe_mesh(mesh)}) has {mesh.size}: use the mesh of "
             "its own program"
         )
-    rank = len(tiling.grid) - len(tiling.subgroups)
     digits = None if tiling.devices is not None else _separate(_iota_digits(tiling), tiling.grid)
     if digits is None:
         digits = _separate(_listed_digits(tiling, rank, mesh), tiling.grid[:rank])

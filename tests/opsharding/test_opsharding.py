@@ -269,6 +269,18 @@ def test_subgroups_of_a_proto_mean_what_its_bytes_say(kinds):
                 parse_op_sharding(form, MESH)
 
 
+@pytest.mark.parametrize("kinds", [["MANUAL"], ["UNREDUCED"], ["MANUAL", "UNREDUCED"]], ids=str)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_subgroup_of_one_device_says_nothing(kinds, copies):
+    """XLA drops it in an HloSharding, but not in the proto and its bytes."""
+    proto = to_op_sharding(P("x") if copies == 2 else P("x", "y"), MESH, 2)
+    proto.replicate_on_last_tile_dim = False
+    proto.tile_assignment_dimensions = [4, 2 // copies, *[1] * len(kinds), copies]
+    proto.last_tile_dims = [getattr(OpSharding.Type, kind) for kind in (*kinds, "REPLICATED")]
+    for form in (proto, proto.SerializeToString(), HloSharding.from_proto(proto)):
+        assert parse_op_sharding(form, MESH).partitions == (("x",), ("y",) if copies == 1 else ())
+
+
 def test_a_tuple_is_a_list():
     text = "{{replicated}, {devices=[4,2]<=[8]}}"
     for form in (text, HloSharding.from_string(text), HloSharding.from_string(text).to_proto().SerializeToString()):

@@ -228,6 +228,7 @@ def have_entered(deadline: float | None) -> bool:
         return True
     all_of_them = Flag()
     threads.run_later(all_of_them.set)
+    threads.run_deferred()
     return all_of_them.wait(deadline)
 
 

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import functools
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ __all__ = [
     "has_no_threads",
     "is_for_deferred",
     "is_one_of_them",
+    "may_have_no_more",
+    "run_deferred",
     "run_later",
     "run_later_on_few",
     "start",
@@ -50,7 +53,6 @@ class _Pool:
         except RuntimeError as error:
             if threading.main_thread().is_alive() or interrupts.is_interrupt(error):
                 raise
-            # Since Python 3.12 no thread can be started after the main thread has returned, while others still run.
             self.is_refused = True
             job()
 
@@ -174,6 +176,11 @@ def has_no_threads() -> bool:
     return _pool.is_refused
 
 
+def may_have_no_more() -> bool:
+    """Whether a job that is started may have to run here: since Python 3.12 so after the main thread has returned."""
+    return sys.version_info >= (3, 12) and not threading.main_thread().is_alive()
+
+
 def is_one_of_them() -> bool:
     """Whether the current thread is one of those that run calls."""
     return threading.current_thread() in _pool._threads
@@ -190,6 +197,19 @@ def start_deferred() -> None:
         _deferred.start()
 
 
+def run_deferred() -> None:
+    """Runs the jobs of `run_later` here, if no thread can be started for them."""
+    if not _deferred.is_started and may_have_no_more():
+        _run_left()
+
+
+def _run_left() -> None:
+    while not _deferred.left.empty():
+        job = _deferred.left.get()
+        if job is not None:
+            run_reporting(job)
+
+
 def run_later(job: Callable[[], None]) -> None:
     """Runs a job on another thread, soon; finalizers may call this."""
     _deferred.left.put(job)
@@ -203,10 +223,7 @@ def run_later_on_few(job: Callable[[], None]) -> None:
 def close() -> None:
     """Prepares for exit, when Python starts no more threads: the one for finalizers helps to run calls."""
     if not _deferred.is_started:
-        while not _deferred.left.empty():
-            job = _deferred.left.get()
-            if job is not None:
-                run_reporting(job)
+        _run_left()
     elif not _pool.is_closing:
         _pool.is_closing = True
         _deferred.left.put(lambda: _pool.work(lambda: None))

@@ -131,3 +131,47 @@ def test_a_thread_makes_its_first_calls_after_the_main_thread_has_returned(befor
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == sorted(LATE_OUTPUT.splitlines())
     assert [line for line in out.splitlines() if line.startswith("inner")][-4:] == [f"inner {i}" for i in range(4, 8)]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_thread_runs_executables_that_make_calls_after_the_main_thread_has_returned(devices):
+    """Their calls are made beside the devices, and no thread can be started for them since Python 3.12."""
+    code, out, err = run(
+        """
+        import numpy as np
+        from partjit import Mesh, pjit
+        def log_on(stream):
+            def log(i) -> None:
+                sys.stdout.write(f"{stream} {int(i)}\\n")  # at once, for the other one writes as well
+            return colocated.colocated_python(log, stream=stream)
+        first, second = log_on("first"), log_on("second")
+        add = colocated.colocated_python(lambda x: x + np.float32(1), uses_jax=False, out_specs_fn=lambda x: x)
+        def loop(wrapper, *calls):
+            def turn(carry):
+                i, x = carry
+                for call in calls:
+                    x = call(x) if call is add else call(i) or x
+                return i + 1, x
+            return wrapper(lambda x: jax.lax.while_loop(lambda carry: carry[0] < 3, turn, (0, x))[1])
+        def late():
+            threading.main_thread().join()
+            with Mesh(np.array(jax.devices()), "x"):
+                for calls in [(first,), (first, second), (add, first), (first, add, second)]:
+                    result = loop(pjit, *calls)(np.float32(0))
+                    colocated.wait()
+                    print(float(result), flush=True)
+                for _ in range(2):
+                    loop(jax.jit, first, second)(np.float32(0))
+                    colocated.wait()
+                loop(jax.jit, first)(np.float32(0))
+        threading.Thread(target=late).start()
+        """,
+        JAX_NUM_CPU_DEVICES=str(devices),
+    )
+    assert (code, err) == (0, "")
+    numbers = [f" {i}" for i in range(3)]
+    lines = out.splitlines()
+    assert [line for line in lines if line.endswith(".0")] == ["0.0", "0.0", "3.0", "3.0"]
+    for stream, times in (("first", 7), ("second", 4)):
+        assert [line for line in lines if line.startswith(stream)] == [stream + number for number in numbers] * times
