@@ -114,6 +114,8 @@ class OutSpecs:
         Raises:
             ValueError: the shapes, dtypes or structure are not as specified.
         """
+        if self._is_none and returned[0] is None:
+            return None
         fitted, is_same = self._fitted(returned, name)
         return returned[0] if is_same else self.tree.unflatten(fitted)
 

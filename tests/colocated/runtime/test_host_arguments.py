@@ -115,6 +115,22 @@ def test_calls_of_known_kinds_are_recognized_in_any_order(monkeypatch, mode):
             np.testing.assert_array_equal(f(value, other), value)
 
 
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+@pytest.mark.parametrize("first", [(), ("train",)], ids=["a number", "a text and a number"])
+def test_a_call_like_the_last_one_flattens_its_arguments_once(monkeypatch, first, mode):
+    log = colocated_python(lambda *_: rendezvous.logs["seen"].append(1), mode=mode, out_specs_fn=lambda *_: None)
+    metrics = {f"metric {i}": jnp.float32(i) for i in range(5)}
+    for step in range(3):
+        log(*first, step, metrics)
+    flattened = []
+    flatten = jax.tree_util.tree_flatten
+    monkeypatch.setattr(jax.tree_util, "tree_flatten", lambda tree: flattened.append(tree) or flatten(tree))
+    log(*first, 3, metrics)
+    assert flattened == [((*first, 3, metrics), {})]
+    colocated.wait()
+    assert len(rendezvous.logs["seen"]) == 4
+
+
 @pytest.mark.parametrize("other", [2, np.float32(2), jnp.float32(2)], ids=["number", "NumPy", "array"])
 def test_an_attribute_error_of_partjit_is_not_taken_for_an_argument_that_is_no_plain_array(monkeypatch, other):
     f = colocated_python(look, mode="inline", out_specs_fn=lambda value, other: value)
