@@ -167,7 +167,7 @@ class PreparedFunction:
             )
         can_move = self._mode != "inline" and self._host_shardings is None
         self._is_simple = self._is_here and can_move and not self._shows_state and self._ahead is None
-        self._is_plain = self._is_here and self._lane is None and self.in_specs.are_positional
+        self._is_plain = self._is_here and self.in_specs.are_positional
         self._is_prepared = True
 
     def _default_sharding(self, args: Sequence[jax.ShapeDtypeStruct]) -> Callable[[tuple[int, ...], int], Sharding]:
