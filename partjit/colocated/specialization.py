@@ -115,7 +115,8 @@ class Specialization(PreparedFunction):
         if not is_ready or self._mode == "inline" or is_cheap or journal.current is not None:
             is_usual = is_ready and journal.current is None
             if not (is_usual and self._takes_numpy):  # as on a thread, numbers are put when more than these is used
-                when_used = is_usual and is_cheap and not self._is_of_shards
+                is_fitted = self.out_specs is not None  # so that no result is one of these
+                when_used = is_usual and is_fitted and not self._is_of_shards
                 leaves = put_host_arguments(leaves, when_used=when_used)
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             return self(args, kwargs, leaves, True)

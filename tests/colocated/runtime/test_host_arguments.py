@@ -147,6 +147,14 @@ def test_an_attribute_error_of_partjit_is_not_taken_for_an_argument_that_is_no_p
         f(np.ones(3), other)
 
 
+@pytest.mark.parametrize("options", [{}, {"out_specs_fn": lambda i, x: i}], ids=["unspecified", "specified"])
+def test_an_inline_call_that_returns_its_number_returns_a_plain_array(options):
+    same = colocated_python(lambda i, x: i, mode="inline", **options)
+    results = [same(i, jnp.ones(3)) for i in range(3)]
+    assert {*map(type, results)} == {ArrayImpl}
+    assert [*map(int, results)] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("beside", ["an array", "a NumPy array"])
 @pytest.mark.parametrize("arrays", ["jax", "numpy"])
 def test_a_numpy_array_may_be_changed_right_after_each_call(arrays, beside, mesh):
@@ -179,9 +187,12 @@ def test_a_function_of_numpy_arrays_gets_them_without_their_being_put_on_devices
         np.testing.assert_array_equal(double(value + i), value * 2 + 2 * i)
 
 
-def test_a_cheap_call_that_uses_a_number_alone_puts_nothing_on_devices(monkeypatch):
+@pytest.mark.parametrize("mode", ["inline", "auto"])
+def test_a_call_in_its_caller_that_uses_a_number_alone_puts_nothing_on_devices(mode, monkeypatch):
     monkeypatch.setattr(cheapness, "_CHEAP_IN_A_ROW", 0)
-    note = colocated_python(lambda i, x: rendezvous.logs["seen"].append(int(i)), out_specs_fn=lambda i, x: None)
+    note = colocated_python(
+        lambda i, x: rendezvous.logs["seen"].append(int(i)), mode=mode, out_specs_fn=lambda i, x: None
+    )
     note(0, jnp.ones(3))
     monkeypatch.setattr(Destination, "put", None)
     note(1, jnp.ones(3))
