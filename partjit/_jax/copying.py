@@ -1,4 +1,4 @@
-"""Programs that copy many small arrays, which takes a few times as long one by one."""
+"""Programs that copy many small arrays, which takes a few times as long one by one; numbers also into one array."""
 
 import functools
 import weakref
@@ -13,7 +13,7 @@ from jax.stages import Wrapped
 from partjit._jax.arrays import ArrayImpl, copy_of, type_sharding_and_commitment
 from partjit._jax.dispatch import FastPath, fast_path_data, make_cpp_function
 
-__all__ = ["Copier", "copier_of"]
+__all__ = ["Copier", "copier_into_one_of", "copier_of"]
 
 Copier = Callable[..., Sequence[jax.Array]]
 """A function of arrays that returns their copies."""
@@ -32,21 +32,36 @@ def copier_of(arrays: Sequence[ArrayImpl]) -> Copier | None:
         arrays: what it is first called with; on the same devices, and all or none committed. Later arrays have their
             types and shardings, or are copied one by one.
     """
+    return _copier_of(arrays, into_one=False)
+
+
+def copier_into_one_of(numbers: Sequence[ArrayImpl]) -> Copier | None:
+    """The same of numbers of one dtype, which it copies into one array; those that are copied one by one stay so."""
+    return _copier_of(numbers, into_one=True)
+
+
+def _copier_of(arrays: Sequence[ArrayImpl], into_one: bool) -> Copier | None:
     kinds = (*map(type_sharding_and_commitment, arrays),)
-    copier = _copiers.get(kinds)
+    copier = _copiers.get((kinds, into_one))
     if copier is None:
-        copier = _compiled(arrays, kinds)
-        if (*map(type_sharding_and_commitment, copier(*arrays)),) != kinds:
+        copier = _compiled(arrays, kinds, into_one)
+        copies = copier(*arrays)
+        if into_one:
+            are_alike = copies[0].dtype == arrays[0].dtype
+        else:
+            are_alike = (*map(type_sharding_and_commitment, copies),) == kinds
+        if not are_alike:
             return None
-        _copiers[kinds] = copier
+        _copiers[kinds, into_one] = copier
     return copier
 
 
-def _compiled(arrays: Sequence[ArrayImpl], kinds: tuple[object, ...]) -> Copier:
-    shardings = tuple(array.sharding for array in arrays) if arrays[0].committed else None
-    traced: Any = _jitted(shardings).trace(*arrays)
+def _compiled(arrays: Sequence[ArrayImpl], kinds: tuple[object, ...], into_one: bool) -> Copier:
+    made = arrays[:1] if into_one else arrays
+    shardings = tuple(array.sharding for array in made) if arrays[0].committed else None
+    traced: Any = _jitted(shardings, into_one).trace(*arrays)
     executable: Any = traced.lower().compile()._executable
-    tree = jax.tree.structure((0,) * len(arrays))
+    tree = jax.tree.structure((0,) * len(made))
 
     def cache_miss(*given: ArrayImpl) -> tuple[Sequence[jax.Array], FastPath | None, bool]:
         if (*map(type_sharding_and_commitment, given),) != kinds:
@@ -61,15 +76,19 @@ def _compiled(arrays: Sequence[ArrayImpl], kinds: tuple[object, ...]) -> Copier:
 
 
 @functools.lru_cache(maxsize=256)
-def _jitted(shardings: tuple[Sharding, ...] | None) -> Wrapped:
-    return jax.jit(_copies, out_shardings=shardings)
+def _jitted(shardings: tuple[Sharding, ...] | None, into_one: bool) -> Wrapped:
+    return jax.jit(_in_one if into_one else _copies, out_shardings=shardings)
 
 
 def _copies(*arrays: jax.Array) -> Sequence[jax.Array]:
     return tuple(map(copy_p.bind, arrays))
 
 
-_copies.__name__ = _NAME
+def _in_one(*numbers: jax.Array) -> Sequence[jax.Array]:
+    return (jax.lax.concatenate([jax.lax.expand_dims(number, (0,)) for number in numbers], 0),)
+
+
+_copies.__name__ = _in_one.__name__ = _NAME
 
 
 def _one_by_one(*arrays: ArrayImpl) -> Sequence[jax.Array]:

@@ -55,7 +55,8 @@ class SpecializationCache:
     equality. The first level keeps the objects alive, so that an id is not reused.
 
     Attributes:
-        last: the specialization found last, which most callers need again.
+        last: the specialization found last, which most callers need again; None where that was for other values than
+            arrays.
         last_with_host_values: that of the last call with NumPy arrays or numbers, and what became of these.
         last_with_objects: that of the last call with objects, and where these were.
         with_host_values, with_objects: the same of earlier calls, by the kinds of their arguments.
@@ -152,20 +153,23 @@ class SpecializationCache:
             self._remember(specialization)
         return specialization
 
-    def _remember(self, specialization: Specialization) -> None:
+    def _remember(self, specialization: Specialization | None) -> None:
         if self._has_64_bits is not has_64_bits():
             self._has_64_bits = not self._has_64_bits
             self.last_with_objects = None
         self.last = specialization
 
     def remember_with_host_values(self, key: Hashable, known: KnownHostArguments, found: Specialization) -> None:
-        """Remembers a call with NumPy arrays or numbers as the last one, and for those with the same key."""
-        self.last_with_host_values = known, found
+        """Remembers a call with NumPy arrays or numbers as the last one, and for those with the same key.
+
+        The next call is like it, as a rule: it is not compared with calls of arrays alone before.
+        """
+        self.last, self.last_with_host_values = None, (known, found)
         self._keep(self.with_host_values, key, self.last_with_host_values)
 
     def remember_with_objects(self, key: Hashable, known: KnownObjects, found: Specialization) -> None:
         """The same of a call with objects."""
-        self._remember(found)
+        self._remember(None)
         self.last_with_objects = known, found
         self._keep(self.with_objects, key, self.last_with_objects)
 

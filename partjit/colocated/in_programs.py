@@ -11,6 +11,7 @@ import jax
 from partjit import events
 from partjit._jax.arrays import ArrayImpl
 from partjit._jax.dispatch import is_profiled
+from partjit._jax.types import PyTree
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.runtime import scheduler, soon
@@ -53,14 +54,22 @@ class SpecializationForPrograms(Specialization):
             if not (_ARRAYS if of_numpy is None else WITH_NUMPY).issuperset(map(type, leaves)):
                 return self.run_for_program(leaves, which, site, node)
             try:
-                returned = [self._target(*leaves) if of_numpy is None else of_numpy(*map(as_numpy, leaves))]
-                is_made_there = not which or is_new(returned[0])
-                results = out_specs.fit_flat(returned, self._name)
-                return results if is_made_there else distinct(results, leaves, which)
+                if self._lane is None:
+                    return run(leaves, of_numpy, out_specs)
+                results = self._run_if_lane_is_free(functools.partial(run, leaves, of_numpy, out_specs), site, stream)
             except Exception as error:
                 if of_numpy is not None:
                     explain_read_only(error, self._name)
                 failure_here(error, self._name, site, stream).raise_()
+            return self.run_for_program(leaves, which, site, node) if results is scheduler.NOT_FREE else results
+
+        def run(
+            leaves: Sequence[Any], of_numpy: Callable[..., PyTree] | None, out_specs: OutSpecs
+        ) -> Sequence[jax.Array]:
+            returned = [self._target(*leaves) if of_numpy is None else of_numpy(*map(as_numpy, leaves))]
+            is_made_there = not which or is_new(returned[0])
+            results = out_specs.fit_flat(returned, self._name)
+            return results if is_made_there else distinct(results, leaves, which)
 
         return call
 

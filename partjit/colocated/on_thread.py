@@ -18,7 +18,7 @@ from partjit.arguments import are_positional
 from partjit.colocated.cheapness import Cheapness
 from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime.call import Call, Lane, current_calls
-from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.failures import CodeSite, Site
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.host_values import is_new
 from partjit.colocated.runtime.observation import observe_call, profiled
@@ -78,7 +78,7 @@ class OnThread:
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
-        site: Site,
+        site: Site | CodeSite,
         record: Entry | Ahead | None,
     ) -> Prepared:
         """A call made here and now that is to run on a thread.

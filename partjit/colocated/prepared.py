@@ -22,7 +22,7 @@ from partjit.colocated.on_thread import OnThread
 from partjit.colocated.readiness import Readiness
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls
-from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.failures import CodeSite, Site, call_site
 from partjit.colocated.runtime.host_mesh import on_host_mesh
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.in_specs import InSpecs, argument_paths
@@ -92,6 +92,7 @@ class PreparedFunction:
         self._has_own_thread = self._mode == "stream" or self._stream is not None
         self._pins = Pins(len(leaves))
         self._pins_of_some: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
+        self._pins_beside_host: dict[tuple[int, ...], Pins] = {}  # by which they are not of
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., PyTree]  # set by `prepare`, as are the next two
         self._of_numpy: Callable[..., PyTree] | None = None  # the function of NumPy arrays that `_target` calls, if so
@@ -170,7 +171,7 @@ class PreparedFunction:
             )
         can_move = self._mode != "inline" and self._host_shardings is None
         self._is_simple = self._is_here and can_move and not self._shows_state and self._ahead is None
-        self._is_plain = self._is_here and self._lane is None and self.in_specs.are_positional
+        self._is_plain = self._is_here and self.in_specs.are_positional
         self._is_prepared = True
 
     def _default_sharding(self, args: Sequence[jax.ShapeDtypeStruct]) -> Callable[[tuple[int, ...], int], Sharding]:
@@ -216,7 +217,7 @@ class PreparedFunction:
         free = scheduler.not_entered(lanes)
         return free, len(free) < len(lanes)
 
-    def _call(self, site: Site, stream: Stream, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
+    def _call(self, site: Site | CodeSite, stream: Stream, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
         call = Call(self._name, site, stream, lanes, body)
         self._order(call)
         return call
@@ -231,7 +232,7 @@ class PreparedFunction:
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
-        site: Site,
+        site: Site | CodeSite,
         entry: Entry | None,
     ) -> Prepared:
         record = entry if self._ahead is None or journal.current is None else journal.current.ahead(self._history)
@@ -247,9 +248,23 @@ class PreparedFunction:
             if kinds <= _PLAIN:
                 return self._pins.pin_all(leaves)
             if kinds <= _PLAIN_OR_OF_HOST:
-                return self._taken_all(leaves, [type(leaf) is ArrayImpl for leaf in leaves])
+                return self._pinned_beside_host(leaves)
         beside: Beside = []
         return [self._pinned(i, leaf, beside) for i, leaf in enumerate(leaves)]
+
+    def _pinned_beside_host(self, leaves: Sequence[Any]) -> list[Taken]:
+        """The same of plain arrays and `HostArgument`s, of which there are few as a rule."""
+        of_host = tuple([i for i, leaf in enumerate(leaves) if type(leaf) is HostArgument])
+        arrays = [*leaves]
+        for i in reversed(of_host):
+            del arrays[i]
+        pins = self._pins_beside_host.get(of_host)
+        if pins is None:
+            pins = self._pins_beside_host.setdefault(of_host, Pins(len(arrays)))
+        takes = [*pins.pin_all(arrays)]
+        for i in of_host:
+            takes.insert(i, self._taken_of_host(leaves[i]))
+        return takes
 
     def _pinned(self, i: int, leaf: Any, beside: Beside) -> Taken:
         """What returns an argument, as it is now, on the host when the function runs.

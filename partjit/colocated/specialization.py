@@ -4,7 +4,6 @@ A call runs in its caller, with as little overhead as possible; in its caller, o
 thread, with pending results.
 """
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls, failure_here
-from partjit.colocated.runtime.failures import Site, call_site, code_site, without_stop
+from partjit.colocated.runtime.failures import CodeSite, Site, call_site, code_site, without_stop
 from partjit.colocated.runtime.host_values import is_new, put_host_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.moves import together
@@ -116,7 +115,8 @@ class Specialization(PreparedFunction):
         if not is_ready or self._mode == "inline" or is_cheap or journal.current is not None:
             is_usual = is_ready and journal.current is None
             if not (is_usual and self._takes_numpy):  # as on a thread, numbers are put when more than these is used
-                when_used = is_usual and is_cheap and not self._is_of_shards
+                is_fitted = self.out_specs is not None  # so that no result is one of these
+                when_used = is_usual and is_fitted and not self._is_of_shards
                 leaves = put_host_arguments(leaves, when_used=when_used)
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             return self(args, kwargs, leaves, True)
@@ -140,16 +140,14 @@ class Specialization(PreparedFunction):
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream, entry: Entry | None = None
     ) -> PyTree:
         """Runs a call in its caller, but with the results and errors of an asynchronous one, as only timing decides."""
-        target = observe_call(self._name, stream)(self._target) if events.listeners else self._target
         started = _perf_counter()
         assert self.out_specs is not None
         try:
-            with entry or _UNRECORDED:
-                returned = [target(*args, **kwargs)]
-                with _ALONE if self._is_only_process else together(None):  # as on a thread
-                    fitted = self.out_specs.fit(returned, self._name)
-                result = self._without_arguments(fitted, returned, args, kwargs)
-                if entry is not None:
+            if entry is None:
+                result = self._made_here(args, kwargs, stream)
+            else:
+                with entry:
+                    result = self._made_here(args, kwargs, stream)
                     entry.done(jax.tree.leaves(result))
         except Exception as error:
             if is_interrupt(error):  # of the caller, not of the call
@@ -160,6 +158,18 @@ class Specialization(PreparedFunction):
             return self.out_specs.tree.unflatten(failed)
         self._cheapness.measured(_perf_counter() - started)
         return self._as_elsewhere(result)
+
+    def _made_here(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream) -> PyTree:
+        """The result of a call that runs in its caller, as one on a thread has it."""
+        assert self.out_specs is not None
+        target = observe_call(self._name, stream)(self._target) if events.listeners else self._target
+        returned = [target(*args, **kwargs)]
+        if self._is_only_process:
+            fitted = self.out_specs.fit(returned, self._name)
+        else:
+            with together(None):
+                fitted = self.out_specs.fit(returned, self._name)
+        return self._without_arguments(fitted, returned, args, kwargs)
 
     def _as_elsewhere(self, result: PyTree) -> PyTree:
         """A result that is there, as it is in another process that makes the call on a thread.
@@ -222,9 +232,9 @@ class Specialization(PreparedFunction):
             if made is not None:
                 return out_specs.tree.unflatten(made)
         if self._mode == "inline" or out_specs is None or is_nested:
-            return self._run_here(put_host_arguments(leaves), lanes, stream, call_site(), entry)
+            return self._run_here(put_host_arguments(leaves), lanes, stream, code_site(4), entry)
         if self._ahead is not None:
-            site = call_site()
+            site = code_site(4)
             results = self._ahead.take(
                 out_specs, lambda: self._prepared([], lanes, stream, out_specs, site, entry), entry
             )
@@ -241,7 +251,7 @@ class Specialization(PreparedFunction):
                 if not self._has_caught_up(lanes):
                     break
         takes = self._pinned_all(leaves)
-        prepared = self._prepared(takes, lanes, stream, out_specs, call_site(), entry)
+        prepared = self._prepared(takes, lanes, stream, out_specs, code_site(4), entry)
         return out_specs.tree.unflatten(prepared.submit())
 
     def _has_caught_up(self, lanes: Sequence[Lane]) -> bool:
@@ -270,7 +280,12 @@ class Specialization(PreparedFunction):
         return [_without_shards(spec) for spec in self.out_specs.leaves]
 
     def _run_here(
-        self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream, site: Site, entry: Entry | None = None
+        self,
+        leaves: Sequence[jax.Array],
+        lanes: Sequence[Lane],
+        stream: Stream,
+        site: Site | CodeSite,
+        entry: Entry | None = None,
     ) -> PyTree:
         def body() -> PyTree:
             if entry is None:
@@ -303,13 +318,10 @@ class Specialization(PreparedFunction):
         return scheduler.run_here(call)
 
     def _run_if_free(self, body: Callable[[], PyTree], lanes: Sequence[Lane], stream: Stream) -> PyTree:
-        call = Call(self._name, call_site(), stream, lanes, body)
+        call = Call(self._name, code_site(4), stream, lanes, body)  # as in `__call__`, from one more frame
         if self._history is not None:
             call.entering = self._history.has_nothing_ahead
         return scheduler.run_if_free(call)
-
-
-_UNRECORDED = _ALONE = contextlib.nullcontext()
 
 
 def _has_value(leaf: jax.Array) -> bool:

@@ -23,7 +23,7 @@ from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.hlo.device_groups import groups_over
 from partjit.inspect.loop_invariance import varying
 from partjit.inspect.lowered_loops import trip_count_of_lowered
-from partjit.inspect.moves.callbacks import reshard_results
+from partjit.inspect.moves.callbacks import reshard_callbacks
 from partjit.inspect.moves.merging import merge, remove_reversals
 from partjit.inspect.moves.model import Tensor, element_type, elements
 from partjit.inspect.moves.moved import Moved, moved_by
@@ -72,7 +72,7 @@ def predict_of(propagated: PropagatedModule, origin: Origin, known: Known) -> Pr
     """The same for a module of this origin, of which this is known."""
     module, shardings, walk = propagated
     walk = remove_reversals(remove_unused(walk, known.unused))
-    reshard_results(walk)
+    reshard_callbacks(walk)
 
     def primitive_of(op: ir.Operation) -> str:
         return origin.equations[tags[-1]].primitive if (tags := known.tags(op)) else ""

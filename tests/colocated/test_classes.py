@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit import Mesh, P, colocated, pjit
-from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated import cheapness, colocated_python, colocated_python_class
+from partjit.colocated.runtime import failures
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
@@ -309,6 +310,15 @@ def test_a_failed_constructor_or_method_is_raised_at_the_end_of_the_block(where,
         counter.add(one)
     with pytest.raises(OSError, match="no disk"):
         colocated.wait()
+
+
+@pytest.mark.parametrize("mode", ["inline", "auto"])
+def test_which_line_calls_a_quick_method_is_found_out_when_somebody_asks(mode, monkeypatch):
+    monkeypatch.setattr(cheapness, "_CHEAP_IN_A_ROW", 0)
+    add = Colocated(1).add.specialize(mode=mode, out_specs=jax.ShapeDtypeStruct((), jnp.int32))
+    assert int(add(one)) == 2
+    monkeypatch.setattr(failures, "site_of", None)
+    assert int(add(one)) == 3
 
 
 @pytest.mark.parametrize("runs", ["on a thread", "in its caller"])

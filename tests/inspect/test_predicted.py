@@ -272,6 +272,19 @@ def test_what_one_device_gets_from_a_callback_is_marked(mesh):
     assert report.collectives.bytes_per_step <= marked.bytes_at_most
 
 
+@pytest.mark.parametrize("spec", [P(), P("data"), P("data", "model"), P(None, ("data", "model"))])
+def test_what_one_device_needs_for_a_callback_is_gathered(spec, mesh):
+    def fun(x):
+        return jax.pure_callback(np.asarray, matrix(8, 8), x) + 1
+
+    report = report_of(fun, spec, matrix(8, 8), mesh=mesh)
+    (result,) = report.predicted.unknown
+    compiled = [one for one in report.collectives if one.kind != "all-reduce"]
+    assert sorted((one.kind, one.axes) for one in report.predicted) == sorted((one.kind, one.axes) for one in compiled)
+    gathered = report.predicted.bytes_per_step
+    assert gathered <= report.collectives.bytes_per_step <= gathered + result.bytes_at_most
+
+
 def test_what_cpus_send_in_a_wider_type_is_marked(mesh):
     narrow = [jax.ShapeDtypeStruct((16, 16), jnp.bfloat16)] * 2
     specs = P(None, "data"), P("data")

@@ -14,7 +14,7 @@ import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class, emitted
 from partjit.colocated.runtime import answering
-from partjit.plan.ir.nodes import ColocatedCall, Fragment
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop
 from partjit.plan.passes import choose_emitted, cost, gather
 from tests.colocated import rendezvous
 from tests.effort import sample
@@ -211,6 +211,31 @@ def test_devices_do_not_wait_for_calls_that_come_before_their_work(mesh, devices
     kinds = [type(node) for node in plan.nodes]
     assert kinds == [ColocatedCall, ColocatedCall, Fragment]
     assert sum(call.is_answered for call in plan.calls) == 1
+
+
+@pytest.mark.usefixtures("never_at_once")
+@pytest.mark.parametrize("devices", [1, 8])
+def test_devices_do_not_wait_for_calls_that_begin_an_iteration_of_the_host(mesh, devices):
+    """What comes before it is computed in the iteration before: there are two dispatches either way."""
+    on = mesh if devices == 8 else partjit.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+    first, between = (of_numpy(lambda x, y=y: note(y) or x + np.float32(y)) for y in (1, 2))
+    of_host = colocated_python(lambda x: x / 2, out_specs_fn=lambda x: x)  # it may use jax
+
+    def iteration(x, _):
+        x = of_host(2 * first(jnp.sin(x)))
+        return jnp.tanh(between(jnp.cos(x))), None
+
+    program = pjit(lambda x: jax.lax.scan(iteration, x, None, 3)[0], in_shardings=P("x"))
+    expected = np.zeros(8, np.float32)
+    for _ in range(3):
+        expected = np.tanh(np.cos(np.sin(expected) + 1) + 2)
+    with on:
+        plan = program.plan(jnp.zeros(8))
+        np.testing.assert_allclose(program(jnp.zeros(8)), expected, rtol=1e-5)
+    assert calls() == [(1,), (2,)] * 3
+    (loop,) = (node for node in plan.nodes if isinstance(node, Loop))
+    assert [type(node) for node in loop.block.nodes] == [ColocatedCall, Fragment, ColocatedCall, Fragment]
+    assert [call.is_answered for call in plan.calls] == [False, False, True]
 
 
 def test_a_call_may_keep_its_arguments_and_return_the_same_memory_again(mesh):

@@ -25,7 +25,7 @@ class KnownHostArguments:
     function runs, so they need no pins, and where it runs on a thread, that thread puts them on devices.
     """
 
-    __slots__ = ("_context", "_context_of", "_destinations", "_kinds", "_of_arrays", "_tree")
+    __slots__ = ("_context", "_context_of", "_host", "_of_arrays", "_tree")
 
     def __init__(
         self, tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array], are_devices_given: bool
@@ -39,16 +39,17 @@ class KnownHostArguments:
             are_devices_given: whether the options of the function say on which devices.
         """
         self._tree = tree
-        self._kinds = [_kind(leaf) if is_host_value(leaf) else None for leaf in leaves]
-        self._of_arrays = [
-            type_sharding_and_commitment(leaf) if kind is None else None
-            for leaf, kind in zip(leaves, self._kinds, strict=True)
+        kinds = [_kind(leaf) if is_host_value(leaf) else None for leaf in leaves]
+        self._host = [
+            (i, kind, Destination(array.aval, array.sharding, array.committed))
+            for i, (kind, array) in enumerate(zip(kinds, arrays, strict=True))
+            if kind is not None
         ]
-        self._destinations = [Destination(array.aval, array.sharding, array.committed) for array in arrays]
+        self._of_arrays = [
+            type_sharding_and_commitment(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if kind is None
+        ]
         # Without an array among them, the context says which devices these are.
-        self._context_of: Callable[[], object] = (
-            has_64_bits if are_devices_given or None in self._kinds else trace_context
-        )
+        self._context_of: Callable[[], object] = has_64_bits if are_devices_given or self._of_arrays else trace_context
         self._context = self._context_of()
 
     @staticmethod
@@ -69,16 +70,21 @@ class KnownHostArguments:
         """The flat arguments of a call, a list that is changed, as of `leaves_of`."""
         if self._context != self._context_of():
             return None
+        arrays = [*leaves]
+        for i, _, _ in reversed(self._host):
+            del arrays[i]
         try:
-            for i, kind in enumerate(self._kinds):
+            of_arrays = [*map(type_sharding_and_commitment, arrays)]
+        except AttributeError:  # a leaf that is not a plain array
+            return None
+        if of_arrays != self._of_arrays:  # as lists, which compare the identities of their items first
+            return None
+        try:
+            for i, kind, destination in self._host:
                 leaf = leaves[i]
-                if kind is None:
-                    if type(leaf) is not ArrayImpl or type_sharding_and_commitment(leaf) != self._of_arrays[i]:
-                        return None
-                elif kind == _kind(leaf):
-                    leaves[i] = self._destinations[i].argument(leaf)
-                else:
+                if kind != _kind(leaf):
                     return None
+                leaves[i] = destination.argument(leaf)
         except OverflowError:  # too large
             return None
         return leaves

@@ -117,6 +117,12 @@ class OutSpecs:
         Raises:
             ValueError: the shapes, dtypes or structure are not as specified.
         """
+        if self.is_none and returned[0] is None:
+            return None
+        arrays = None if self._are_large else self._as_specified(returned[0])
+        if arrays is not None:
+            made = [spec.put_numpy(owned(array)) for spec, array in zip(self.leaves, arrays, strict=True)]
+            return made[0] if self.is_leaf else self.tree.unflatten(made)
         fitted, is_same = self._fitted(returned, name)
         return returned[0] if is_same else self.tree.unflatten(fitted)
 

@@ -5,7 +5,7 @@ it does with the argument, it does with an array on all of the devices.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from partjit._jax.shardings import addressable_devices
 from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
-__all__ = ["is_replicated_number", "kept_number", "kept_replica", "of_replica"]
+__all__ = ["KeptTogether", "is_replicated_number", "kept_number", "kept_replica", "of_replica"]
 
 _NUMBERS = frozenset("biuf")
 """The kinds of dtypes whose numbers are Python's, too."""
@@ -49,9 +49,40 @@ def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
     return of_replica(array, np.array(replica) if is_computed(replica) else copy_of(replica))
 
 
-def of_replica(array: ArrayImpl, kept: np.ndarray | jax.Array) -> Callable[[], PendingArray]:
-    """What returns an array of a replicated number for calls; `kept` is a copy of the one of a device."""
-    number = _KeptNumber(kept, array.aval, array.sharding)
+class KeptTogether:
+    """Copies of numbers of one dtype that one of the devices had, in one array.
+
+    Args:
+        array: the array.
+    """
+
+    __slots__ = ("_numbers", "array")
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+        self._numbers: Sequence[bool | int | float] | None = None
+
+    def number(self, which: int) -> bool | int | float:
+        """One of them; waits until they are computed."""
+        numbers = self._numbers
+        if numbers is None:
+            numbers = self._numbers = np.asarray(self.array).tolist()
+        return numbers[which]
+
+
+def of_replica(
+    array: ArrayImpl, kept: np.ndarray | jax.Array | KeptTogether, which: int = 0
+) -> Callable[[], PendingArray]:
+    """What returns an array of a replicated number for calls.
+
+    Args:
+        array: the replicated number.
+        kept, which: a copy of the one of a device; or copies of several, and which of them it is.
+    """
+    if isinstance(kept, KeptTogether):
+        number: _KeptNumber = _OneOfSeveral(kept, which, array.aval, array.sharding)
+    else:
+        number = _KeptNumber(kept, array.aval, array.sharding)
     return functools.partial(PendingArray.made_by, number, array.aval, array.sharding, array.committed)
 
 
@@ -101,3 +132,24 @@ class _KeptNumber(OnDemand):
         """The replicated array; waits until the number is computed."""
         put = numpy_putter(self._aval, self._sharding, committed=True, is_explicit=True)
         return shareable(put(np.asarray(self._kept)))
+
+
+class _OneOfSeveral(_KeptNumber):
+    """One of several numbers that are kept together."""
+
+    __slots__ = ("_together", "_which")
+
+    def __init__(self, together: KeptTogether, which: int, aval: ShapedArray, sharding: Sharding) -> None:
+        super().__init__(together.array, aval, sharding)
+        self._together = together
+        self._which = which
+
+    @property
+    def number(self) -> bool | int | float:
+        """See `_KeptNumber`."""
+        return self._together.number(self._which)
+
+    def __call__(self) -> jax.Array:
+        """See `_KeptNumber`."""
+        put = numpy_putter(self._aval, self._sharding, committed=True, is_explicit=True)
+        return shareable(put(np.array(self.number, self._aval.dtype)))

@@ -2,8 +2,8 @@
 
 To compile it takes about as long as hundreds of pins, so that is done for calls that are made often, and for some of
 many arguments at a time: no call is held up for the sake of all later ones. Of numbers that all devices have, such as
-the metrics of a step, a program of one of them copies its own. Where no program copies them, those over several devices
-are copied each by itself: a pin takes a step for each device, twice.
+the metrics of a step, a program of one of them copies its own into one array for each dtype. Where no program copies
+them, those over several devices are copied each by itself: a pin takes a step for each device, twice.
 
 Large arguments that are still computed cannot be pinned, and are copied as well: many of them by one program.
 """
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 
 from partjit._jax.arrays import ArrayImpl, copy_of, is_computed, replica_of
-from partjit._jax.copying import Copier, copier_of
+from partjit._jax.copying import Copier, copier_into_one_of, copier_of
 from partjit._jax.dispatch import USE_OF_DONATED_BUFFERS_CRASHES, results_are_checked
 from partjit._jax.shardings import device_list, kind_of_memory
 from partjit.colocated.runtime.interrupts import is_interrupt
-from partjit.colocated.runtime.replicated_arguments import is_replicated_number, of_replica
+from partjit.colocated.runtime.replicated_arguments import KeptTogether, is_replicated_number, of_replica
 
 __all__ = ["SmallArguments"]
 
@@ -30,7 +30,7 @@ _SMALL = 2**14
 _MOST = 2**21
 """The bytes, on all devices, that a call copies at most: as many calls may wait as a stream holds."""
 _FEWEST_NUMBERS = 8
-"""How many replicated numbers it takes as long to keep one by one as to dispatch a program that copies one of each."""
+"""How many replicated numbers of a dtype it takes as long to keep one by one as to dispatch a program that does."""
 _FEWEST_LARGE = 8
 """How many large arrays a program copies in less time than one by one."""
 _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 64
@@ -184,7 +184,11 @@ class _Program:
         copies = self._copier(*group.of(arrays))
         if not group.are_numbers:
             return copies
-        return [*map(of_replica, [arrays[i] for i in group.positions], copies)]
+        own = [arrays[i] for i in group.positions]
+        if len(copies) == len(own):
+            return [*map(of_replica, own, copies)]
+        together = KeptTogether(copies[0])
+        return [of_replica(array, together, which) for which, array in enumerate(own)]
 
 
 class _Programs:
@@ -216,13 +220,15 @@ class _Programs:
 
 def _compiled(group: _Group, arrays: Sequence[ArrayImpl]) -> _Program | None:
     """The program of a group; None if there is none: one was deleted, or is of a type that programs do not have."""
-    copier = _copier_of(group.of(arrays))
+    own = group.of(arrays)
+    copier = _made(copier_into_one_of, own) if group.are_numbers and len(own) > 1 else None
+    copier = copier or _made(copier_of, own)
     return None if copier is None else _Program(group, copier, len(arrays))
 
 
-def _copier_of(arrays: Sequence[ArrayImpl]) -> Copier | None:
+def _made(make: Callable[[Sequence[ArrayImpl]], Copier | None], arrays: Sequence[ArrayImpl]) -> Copier | None:
     try:
-        return copier_of(arrays)
+        return make(arrays)
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -239,8 +245,10 @@ def _copied_together(arrays: Sequence[ArrayImpl]) -> Iterator[_Group]:
     are_numbers = {i: is_replicated_number(arrays[i]) for _, i in small}
     numbers = [i for _, i in small if are_numbers[i]]
     numbers = [i for i in numbers if _place_of(arrays[i]) == _place_of(arrays[numbers[0]])]
-    if len(numbers) >= _FEWEST_NUMBERS:
-        yield from _groups(numbers, are_numbers=True)
+    for dtype in dict.fromkeys(arrays[i].dtype for i in numbers):
+        own = [i for i in numbers if arrays[i].dtype == dtype]
+        if len(own) >= _FEWEST_NUMBERS:
+            yield from _groups(own, are_numbers=True)
     others = [(size, i) for size, i in small if not are_numbers[i]]
     others = [(size, i) for size, i in others if _place_of(arrays[i]) == _place_of(arrays[others[0][1]])]
     if others and len(others) >= arrays[others[0][1]].sharding.num_devices:

@@ -72,7 +72,7 @@ def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh, 
     if not isinstance(node, Loop | Branch):
         return node
     carried = node.carried if isinstance(node, Loop) else ()
-    devices = devices._replace(wait_in_vain=False, reused={*carried})
+    devices = devices._replace(reused={*carried})
     return with_blocks(node, [_emitted(block, constants, mesh, devices) for block in node.blocks])
 
 

@@ -30,7 +30,7 @@ class Devices(NamedTuple):
     """The devices of a program.
 
     Attributes:
-        wait_in_vain: whether they would wait for calls before all of their work, which are in no loop or branch.
+        wait_in_vain: whether they would wait for calls before all of their work.
         are_cpus: whether all are CPUs.
         are_one_cpu: whether there is one only, a CPU.
         number: how many there are.

@@ -115,6 +115,22 @@ def test_calls_of_known_kinds_are_recognized_in_any_order(monkeypatch, mode):
             np.testing.assert_array_equal(f(value, other), value)
 
 
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+@pytest.mark.parametrize("first", [(), ("train",)], ids=["a number", "a text and a number"])
+def test_a_call_like_the_last_one_flattens_its_arguments_once(monkeypatch, first, mode):
+    log = colocated_python(lambda *_: rendezvous.logs["seen"].append(1), mode=mode, out_specs_fn=lambda *_: None)
+    metrics = {f"metric {i}": jnp.float32(i) for i in range(5)}
+    for step in range(3):
+        log(*first, step, metrics)
+    flattened = []
+    flatten = jax.tree_util.tree_flatten
+    monkeypatch.setattr(jax.tree_util, "tree_flatten", lambda tree: flattened.append(tree) or flatten(tree))
+    log(*first, 3, metrics)
+    assert flattened == [((*first, 3, metrics), {})]
+    colocated.wait()
+    assert len(rendezvous.logs["seen"]) == 4
+
+
 @pytest.mark.parametrize("other", [2, np.float32(2), jnp.float32(2)], ids=["number", "NumPy", "array"])
 def test_an_attribute_error_of_partjit_is_not_taken_for_an_argument_that_is_no_plain_array(monkeypatch, other):
     f = colocated_python(look, mode="inline", out_specs_fn=lambda value, other: value)
@@ -129,6 +145,14 @@ def test_an_attribute_error_of_partjit_is_not_taken_for_an_argument_that_is_no_p
     monkeypatch.setattr(Destination, "__init__", broken)
     with pytest.raises(AttributeError, match="ours"):
         f(np.ones(3), other)
+
+
+@pytest.mark.parametrize("options", [{}, {"out_specs_fn": lambda i, x: i}], ids=["unspecified", "specified"])
+def test_an_inline_call_that_returns_its_number_returns_a_plain_array(options):
+    same = colocated_python(lambda i, x: i, mode="inline", **options)
+    results = [same(i, jnp.ones(3)) for i in range(3)]
+    assert {*map(type, results)} == {ArrayImpl}
+    assert [*map(int, results)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("beside", ["an array", "a NumPy array"])
@@ -163,9 +187,12 @@ def test_a_function_of_numpy_arrays_gets_them_without_their_being_put_on_devices
         np.testing.assert_array_equal(double(value + i), value * 2 + 2 * i)
 
 
-def test_a_cheap_call_that_uses_a_number_alone_puts_nothing_on_devices(monkeypatch):
+@pytest.mark.parametrize("mode", ["inline", "auto"])
+def test_a_call_in_its_caller_that_uses_a_number_alone_puts_nothing_on_devices(mode, monkeypatch):
     monkeypatch.setattr(cheapness, "_CHEAP_IN_A_ROW", 0)
-    note = colocated_python(lambda i, x: rendezvous.logs["seen"].append(int(i)), out_specs_fn=lambda i, x: None)
+    note = colocated_python(
+        lambda i, x: rendezvous.logs["seen"].append(int(i)), mode=mode, out_specs_fn=lambda i, x: None
+    )
     note(0, jnp.ones(3))
     monkeypatch.setattr(Destination, "put", None)
     note(1, jnp.ones(3))

@@ -162,21 +162,24 @@ def test_large_ones_that_are_all_still_computed_are_copied_by_one_program(mesh, 
     assert bool(shared) is one_is_computed
 
 
-def test_of_numbers_that_all_devices_have_a_program_copies_those_of_one_device(mesh, monkeypatch):
+def test_of_numbers_that_all_devices_have_a_program_copies_those_of_one_device_into_one_array(mesh, monkeypatch):
     copied = []
 
-    def copier_of(arrays):
+    def copier_into_one_of(arrays):
         copied.append([*map(said_of, arrays)])
-        return copying.copier_of(arrays)
+        return copying.copier_into_one_of(arrays)
 
-    monkeypatch.setattr(small_arguments, "copier_of", copier_of)
-    numbers = [jax.device_put(np.float32(i), NamedSharding(mesh, P())) for i in range(40)]
+    monkeypatch.setattr(small_arguments, "copier_into_one_of", copier_into_one_of)
+    everywhere = NamedSharding(mesh, P())
+    numbers = [jax.device_put(kind(i), everywhere) for kind in (np.bool_, np.float32, np.int32) for i in range(20)]
     large = jnp.ones(10**5)
     *takes, pinned = taken(*numbers, large)[0]
-    assert copied == [[said_of(number.addressable_data(0)) for number in numbers]]
-    assert [float(take()) for take in takes] == [*range(40)]
+    assert len({id(take.args[0].source) for take in takes}) == 3
+    assert [take().item() for take in takes] == [number.item() for number in numbers]
     assert [said_of(take()) for take in takes] == [*map(said_of, numbers)]
     assert type(pinned) is Pin
+    replicas = [said_of(number.addressable_data(0)) for number in numbers]
+    assert copied == [replicas[start : start + 20] for start in (0, 20, 40)]
 
 
 def test_one_program_copies_what_is_alike_in_its_devices_and_commitment():
