@@ -130,28 +130,29 @@ def fast_path_then(
     return data._replace(out_pytree_def=tree, kept_var_bitvec=kept)
 
 
-class _EndOfCall:
-    """What C++ calls at the end of one call, with its arguments and its result: there jax looks for NaNs."""
-
-    __slots__ = ("_out", "_results", "_then", "outer")
-
-    def __init__(self, out: PyTree, then: Callable[..., object], results: Sequence[jax.Array]) -> None:
-        self.outer: Any = unset
-        self._out = out
-        self._then = then
-        self._results = results
-
-    def __call__(self, fun: object, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], out: PyTree) -> None:
-        if out is self._out:
-            _end_of_call.set_local(self.outer)
-            self._then(self._results, args, kwargs)
-            return
-        outer = _end_of_call.get_global() if self.outer is unset else self.outer
-        if outer is not None:  # a finalizer has called another function in between
-            outer(fun, args, kwargs, out)
-
-
 _end_of_call: Config[Any] = api._post_hook_state
+"""What C++ calls at the end of a call, with its arguments and its result: there jax looks for NaNs."""
+_set_end_of_call = _end_of_call.set_local
+_end_of_call_here = _end_of_call.get_local
+
+
+def _at_end(
+    outer: Any,
+    out: PyTree,
+    then: Callable[..., object],
+    results: Sequence[jax.Array],
+    fun: object,
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree],
+    returned: PyTree,
+) -> None:
+    if returned is out:
+        _set_end_of_call(outer)
+        then(results, args, kwargs)
+        return
+    outer = _end_of_call.get_global() if outer is unset else outer
+    if outer is not None:  # a finalizer has called another function in between, or an interrupt left this behind
+        outer(fun, args, kwargs, returned)
 
 
 def then_with_arguments(out: PyTree, then: Callable[..., object], results: Sequence[jax.Array]) -> PyTree:
@@ -159,13 +160,10 @@ def then_with_arguments(out: PyTree, then: Callable[..., object], results: Seque
 
     These are the arguments of the C++ function; its call ends after that, and returns `out`.
     """
-    end = _EndOfCall(out, then, results)
-    try:
-        outer = _end_of_call.swap_local(end)
-        end.outer = outer.outer if type(outer) is _EndOfCall else outer  # an interrupt has left one behind
-    except BaseException:
-        _end_of_call.set_local(end.outer)
-        raise
+    outer = _end_of_call_here()
+    if type(outer) is functools.partial and outer.func is _at_end:  # an interrupt has left it behind
+        outer = outer.args[0]
+    _set_end_of_call(functools.partial(_at_end, outer, out, then, results))
     return out
 
 

@@ -288,7 +288,8 @@ class PendingArray(jax.Array):
         return array
 
     def _number(self) -> bool | int | float | None:
-        self._join()
+        if self._call is not None:
+            self._join()
         on_demand = self._on_demand
         return None if on_demand is None else on_demand.number
 
