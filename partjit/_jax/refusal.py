@@ -29,21 +29,18 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
     trace = _Refusal(message)
     state = trace._weakref
 
-    def refused(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        _refused.set(trace)
-        outer, outer_state = _trace_here(), _state_here()
-        try:
-            _set_trace(trace)  # what `core.set_current_trace` does, in less time
-            _set_state(state)
-            return target(*args, **kwargs)
-        finally:
-            _set_trace(outer)
-            _set_state(outer_state)
-
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         outer, outer_state = _trace_here(), _state_here()
+        context = contextvars.copy_context()
+        context.run(_refused.set, trace)
         try:
-            return contextvars.copy_context().run(refused, *args, **kwargs)
+            try:
+                _set_trace(trace)  # what `core.set_current_trace` does, in less time
+                _set_state(state)
+                return context.run(target, *args, **kwargs)
+            finally:
+                _set_trace(outer)
+                _set_state(outer_state)
         finally:  # once more: a signal handler may have raised in the middle of the above
             _set_trace(outer)
             _set_state(outer_state)
