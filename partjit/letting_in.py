@@ -3,7 +3,7 @@
 The C++ function takes a cache miss for a compilation, which one thread does while others wait; but a plan calls Python,
 which may wait for another thread's call or make this very one. So the entry of such a call is dropped, and replaced by
 one whose compilation ends at once. C++ drops all entries of a function or none. Where many signatures take turns they
-are not replaced any more: then each call makes an entry, and drops it.
+are not replaced for a while: then each call makes an entry, and drops it.
 
 Where all that a plan needs of its arguments is what its first fragment takes, that entry is a short cut: C++ dispatches
 the fragment, and calls what does the rest.
