@@ -133,35 +133,38 @@ class CacheMiss:
         if find is None or this_thread.is_letting_in:
             return None
         entries, recent = self.letting_in, self.recent
-        if recent is not None and (entries.is_new or recent.has_learned or entries.may_shorten):
-            if not is_eager():  # others that C++ finds an entry for are eager
-                return None
-            if entries.has_plans_only or recent.knows(args, kwargs):
-                self._let_in(args, kwargs)
+        if recent is not None:
+            if entries.is_new:
+                if not is_eager():  # others, for which C++ finds an entry, are eager
+                    return None
+                if entries.has_plans_only or recent.knows(args, kwargs):
+                    self._let_in(args, kwargs)
+            elif recent.has_learned or entries.may_shorten:
+                self._shorten(args, kwargs, recent)
         return find(args, kwargs, retires=retires)
 
     def _let_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
-        """Lets further calls with such arguments in: by a short cut, where there is one and nobody is in its way."""
-        entries, recent = self.letting_in, self.recent
-        if not entries.replaces_another():
-            return
-        found, entries.may_shorten = None, False
-        if recent is not None:
-            recent.has_learned = False
-            if self._recognized is not None and self._definition.host == ((), ()):
-                found = recent.short_cut(args, kwargs, self._is_fit_for_short_cut)
-                entries.may_shorten = results_are_checked()  # until they are no more
+        """Lets further calls with such arguments in, at once: those that come before have to wait for this one."""
+        if self.letting_in.replaces_another():
+            self.letting_in.let_in(args, kwargs)
+            self.letting_in.may_shorten = True
+
+    def _shorten(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], recent: "recent_calls.Recent") -> None:
+        """Lets calls with such arguments in by a short cut, if there is one and nobody is in its way."""
+        entries, found = self.letting_in, None
+        if self._definition.host == ((), ()):
+            found = recent.short_cut(args, kwargs, self._is_fit_for_short_cut)
+        recent.has_learned = False
+        entries.may_shorten = results_are_checked()  # until they are no more
         if found is None:
-            entries.let_in(args, kwargs)
             return
         fast_path, streams = found
         if not recent_calls.is_watched(streams):
             entries.let_in(args, kwargs, fast_path, streams)
             if not recent_calls.is_watched(streams):
                 return
-            entries.close()  # someone has begun meanwhile
+            entries.let_in(args, kwargs)  # someone has begun meanwhile
         short_cuts.closed_for_now(entries)
-        entries.let_in(args, kwargs)
 
     def _is_fit_for_short_cut(self, array: jax.Array) -> bool:
         """Whether C++ may take such an argument at any time."""

@@ -9,7 +9,10 @@ Where all that a plan needs of its arguments is what its first fragment takes, t
 the fragment, and calls what does the rest.
 """
 
+import collections
+import functools
 import math
+import operator
 import threading
 import time
 from collections.abc import Collection
@@ -74,16 +77,17 @@ class LettingIn:
             short_cut: what C++ needs to dispatch such calls, if it may.
             streams: those that the program itself puts calls on.
         """
-        self.clear()
         self._latest = time.monotonic()
-        this_thread.is_letting_in = True
+        first, *others = [functools.partial(function, *args, **kwargs) for function in self.functions]
+        steps = [*(function._clear_cache for function in self.functions), first]  # users call the first one
+        if others:
+            steps += [functools.partial(setattr, this_thread, "short_cut", None), *others]
+        this_thread.is_letting_in, this_thread.short_cut = True, short_cut
         try:
-            for function in self.functions:  # users call the first one
-                this_thread.short_cut = short_cut if function is self.functions[0] else None
-                function(*args, **kwargs)
+            # C calls them: another thread that came in between would make an entry, which this one would then wait for.
+            collections.deque(map(operator.call, steps), maxlen=0)
         finally:
-            this_thread.is_letting_in = False
-            this_thread.short_cut = None
+            this_thread.is_letting_in, this_thread.short_cut = False, None
         self._count = 1
         if short_cut is not None:
             self.streams = streams

@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from partjit import P, colocated, letting_in, pjit
 from partjit.colocated import colocated_python
+from partjit.plan.run import recent
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -69,6 +71,7 @@ def test_of_signatures_in_turns_each_call_does_what_it_does_alone(mesh, way):
 
 def test_of_more_signatures_than_are_kept_each_call_is_right(monkeypatch, let_in):
     monkeypatch.setattr(letting_in, "_MOST_REPLACED", 3)
+    monkeypatch.setattr(letting_in, "_SECONDS_APART", 1e9)
     program = pjit(lambda x: double(x) + 1)
     for _ in range(3):
         for size in range(1, 7):
@@ -80,6 +83,9 @@ def test_of_more_signatures_than_are_kept_each_call_is_right(monkeypatch, let_in
 def test_calls_that_wait_for_each_other_with_the_same_signature_end(most, monkeypatch):
     """Of two threads, for each of several signatures, in turns: the first call would otherwise keep the second out."""
     monkeypatch.setattr(letting_in, "_MOST_REPLACED", most)
+    find = recent.Recent.short_cut
+    # Not before the other thread is let in.
+    monkeypatch.setattr(recent.Recent, "short_cut", lambda *given: (time.sleep(0.01), find(*given))[1])
     rendezvous.clear()
 
     def meet(x):
