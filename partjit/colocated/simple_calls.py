@@ -38,7 +38,8 @@ def submitted(
     on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
 ) -> PyTree:
     """Submits a call, and returns its results; the arguments are those of `submitted_flat`."""
-    call, results = _submitted(on_thread, takes, stream, out_specs, site)
+    call = _SimpleCall(on_thread, takes, stream, out_specs, site)
+    results = _submitted(call, out_specs)
     cheapness = on_thread.cheapness
     if cheapness is not None and cheapness.trials > 0 and not scheduler.is_changing_lanes():
         cheapness.tried(scheduler.join(call, time.monotonic() + TRIAL_SECONDS))
@@ -64,26 +65,20 @@ def submitted_flat(
         site: where it is made.
         is_brief: whether a thread that waits for it had better run it itself.
     """
-    return _submitted(on_thread, takes, stream, out_specs, site, is_brief)[1]
-
-
-def _submitted(
-    on_thread: OnThread,
-    takes: list[Taken],
-    stream: Stream,
-    out_specs: OutSpecs,
-    site: Site | CodeSite,
-    is_brief: bool = False,
-) -> tuple[Call, Sequence[jax.Array]]:
     call = _SimpleCall(on_thread, takes, stream, out_specs, site)
     call.is_brief = is_brief
+    return _submitted(call, out_specs)
+
+
+def _submitted(call: "_SimpleCall", out_specs: OutSpecs) -> Sequence[jax.Array]:
+    """The flat results of a call that is submitted here."""
     if not out_specs.leaves:
         submit(call)
-        return call, ()
+        return ()
     results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
     call.receivers = [*map(_reference, results)]
     submit(call)
-    return call, results
+    return results
 
 
 class _SimpleCall(Call):
