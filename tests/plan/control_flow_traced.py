@@ -126,7 +126,8 @@ class Traced:
         primals = tuple(values[i] for i in step.wrt)
         numbers = tuple(range(len(primals)))
         if step.way == "jvp":
-            found = jax.jvp(fun, primals, tuple(x / 2 for x in primals))
+            # Of a weak type, half of it would be of 64 bits where these are enabled.
+            found = jax.jvp(fun, primals, tuple((x / 2).astype(x.dtype) for x in primals))
         elif step.way == "grad":
             found = jax.grad(fun, numbers)(*primals)
         else:
