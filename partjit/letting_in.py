@@ -93,10 +93,6 @@ class LettingIn:
             self.streams = streams
             short_cuts.opened(self)
 
-    def close(self) -> None:
-        """Removes the short cut; the next call makes another entry."""
-        self.clear()
-
     def take_back(self) -> None:
         """Has C++ make an entry that dispatches a call itself, for no plan runs it: the next such call makes one."""
         if self.has_plans_only:

@@ -27,8 +27,8 @@ class HasShortCut(Protocol):
         """See above."""
         ...
 
-    def close(self) -> None:
-        """Removes the short cut."""
+    def clear(self) -> None:
+        """Removes them, the short cut among them; the next call makes another one."""
         ...
 
 
@@ -52,7 +52,7 @@ def close(stream: object = None) -> None:
     for entries in [*_open]:
         if stream is None or stream in entries.streams:
             _open.discard(entries)
-            entries.close()
+            entries.clear()
 
 
 def allow() -> None:

@@ -45,4 +45,4 @@ def test_an_exception_at_any_line_leaves_jax_as_it_was():
         assert trace_state_clean(), places
         with jax.set_mesh(mesh):
             assert float(jnp.sin(jnp.zeros(()))) == 0
-    assert len(places) > 10
+    assert len(places) >= 14

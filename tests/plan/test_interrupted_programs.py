@@ -118,4 +118,4 @@ def test_a_hot_call_that_is_interrupted_at_any_line(program, callee, caplog):
         colocated.wait()
         assert len(ran) == each
         missed = missed + 1 if len(places) == before else 0
-    assert len(places) >= 30, f"interrupted at {len(places)} places only"
+    assert len(places) >= (70 if program == "first" else 30), f"interrupted at {len(places)} places only"
