@@ -15,9 +15,11 @@ import pytest
 
 from partjit import colocated, events, letting_in, pjit, record
 from partjit._jax import dispatch
-from partjit.colocated import colocated_python
+from partjit.colocated import cheapness, colocated_python
+from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import as_stream
 from partjit.plan.run import first
+from partjit.plan.run.observe import wait_for_fragments
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -124,6 +126,7 @@ def test_while_somebody_watches_python_sees_every_call(how, short, tmp_path):
 
 def test_the_first_call_that_is_recorded_is_recorded_as_a_whole(short, monkeypatch):
     monkeypatch.setattr(letting_in, "_SECONDS_APART", 0.02)
+    wait_for_fragments()  # those that were observed before would be recorded when they end
     program, x = step_with(logging()), jnp.ones(4)
     warm(program, x, 0)
 
@@ -220,6 +223,20 @@ def test_arguments_are_read_beside_static_ones_and_those_by_name(read, short):
             assert step(2, x, 1, number, **named).tolist() == [3.0] * 4
         assert logged() == [[i, 4] for i in range(WARM + 3)]
     assert len(short) >= 4
+
+
+def test_one_that_first_waits_for_what_it_was_given_back_gets_one_when_it_no_longer_does(short, monkeypatch):
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", 2e-2)  # on a machine that does much else, too
+    scalar = jax.ShapeDtypeStruct((), np.float32)
+    next_number = colocated_python(lambda x: np.float32(x) + 1, out_specs=scalar)
+    program = pjit(lambda x, tree: (x + 1, {"number": next_number(x + tree["number"])}), name="fed back")
+    x, tree, kinds = jnp.float32(0), {"number": jnp.float32(0)}, []
+    for _ in range(40):
+        kinds.append(type(tree["number"]) is PendingArray)
+        x, tree = program(x, tree)
+    assert any(kinds), "no call was on a thread at first"
+    assert short, "no call was made by its caller"
+    assert (float(x), float(tree["number"])) == (40, sum(range(40)) + 40)
 
 
 def test_results_are_checked_from_when_that_is_asked_for(short):

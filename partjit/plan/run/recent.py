@@ -84,6 +84,7 @@ class Recent:
         self._fronts: tuple[_Front, ...] = ()
         self._waits: dict[PyTreeDef, Sequence[int]] = {}  # see `_awaited`
         self._waits_in_trees = False
+        self._has_waited = False  # for an argument of the last call
         self._short_cuts: dict[int, tuple[_Call, FastPath | None]] = {}  # by the id of the call
         self.has_learned = False
         _recents.add(self)
@@ -156,13 +157,18 @@ class Recent:
         Raises:
             Exception: a call failed whose result is one of the arguments.
         """
-        if not self._waits_in_trees and PendingArray not in map(type, args):
+        pending: Sequence[int] = ()
+        if self._waits_in_trees or PendingArray in map(type, args):
+            try:
+                leaves, tree = tree_flatten((args, kwargs))
+            except ValueError:  # keys that do not compare
+                return args, kwargs
+            pending = [i for i, leaf in enumerate(leaves) if type(leaf) is PendingArray]
+        if not pending:
+            self.has_learned = self.has_learned or self._has_waited  # now there may be a short cut
+            self._has_waited = False
             return args, kwargs
-        try:
-            leaves, tree = tree_flatten((args, kwargs))
-        except ValueError:  # keys that do not compare
-            return args, kwargs
-        pending = [i for i, leaf in enumerate(leaves) if type(leaf) is PendingArray]
+        self._has_waited = True
         own = {*self._waits.get(tree, ())}.intersection(pending)
         if not own or len({id(leaves[i]) for i in pending}) < len(pending):  # it may be donated
             return args, kwargs
