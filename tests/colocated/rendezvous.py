@@ -7,7 +7,7 @@ Waiting for an event is bounded: what should happen and does not fails the test 
 import collections
 import threading
 
-SECONDS = 5.0
+SECONDS = 20.0
 _events = {}
 logs = collections.defaultdict(list)
 barriers = {}

@@ -737,12 +737,12 @@ def test_quick_calls_run_in_threads_of_the_devices(mesh, spec, monkeypatch):
 def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
     monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
     monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
-    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.05)
+    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.2)
 
     def look(i, waits):
         rendezvous.logs["threads"].append(threading.get_ident())
         if waits:
-            threading.Event().wait(0.06)
+            threading.Event().wait(0.24)
 
     log = of_numpy(look, out_specs_fn=lambda *_: None)
     program = pjit(lambda x, waits: lax.fori_loop(0, 3, lambda i, x: (log(i, waits), x)[1], x))
@@ -758,12 +758,12 @@ def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
 def test_a_single_call_that_is_a_little_late_leaves_the_others_where_they_are(monkeypatch):
     monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
     monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
-    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.05)
+    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.2)
 
     def look(i, late):
         rendezvous.logs["threads"].append(threading.get_ident())
         if late and int(i) == 0:
-            threading.Event().wait(0.06)
+            threading.Event().wait(0.24)
 
     log = of_numpy(look, out_specs_fn=lambda *_: None)
     program = pjit(lambda x, late: lax.fori_loop(0, 3, lambda i, x: (log(i, late), x)[1], x))

@@ -588,19 +588,19 @@ def wait_until(is_there):
 
 
 def test_a_process_of_which_nothing_is_asked_is_heard_all_the_same(group):
-    agreements = group(2, timeout=0.4)
+    agreements = group(2, timeout=1.0)
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
-    time.sleep(1.0)
+    time.sleep(2.0)
     assert [agreement._own.gone((0, 1)) for agreement in agreements] == [None, None]
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
 
 
 def test_a_process_whose_devices_hold_what_dispatches_is_heard_all_the_same(group):
-    agreements = group(2, timeout=0.4)
+    agreements = group(2, timeout=1.0)
 
     def program(k):
         agreements[k].dispatching("node 0", lambda: 1)()
-        return agreements[k].dispatching("node 1", lambda: time.sleep(1.0) or "done", lambda: None)()
+        return agreements[k].dispatching("node 1", lambda: time.sleep(2.0) or "done", lambda: None)()
 
     assert outcomes(agreements, [lambda k=k: program(k) for k in range(2)]) == ["done", "done"]
     assert [agreement._own.gone((0, 1)) for agreement in agreements] == [None, None]
