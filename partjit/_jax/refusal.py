@@ -1,14 +1,15 @@
 """Functions in which nothing of jax runs: a trace refuses every operation."""
 
 import contextvars
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from jax._src import core
+from jax._src import core, stages
 
 from partjit._jax.types import PyTree
 
-__all__ = ["leave_refusal", "refusing"]
+__all__ = ["leave_refusal", "refuse", "refusing"]
 
 _trace_here, _set_trace = core.trace_state_strong_ref.get_local, core.trace_state_strong_ref.set_local
 _state_here, _set_state = core.trace_state.get_local, core.trace_state.set_local
@@ -20,12 +21,14 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
     """A function that calls `target` so that every operation of jax in it raises a RuntimeError.
 
     Functions of `jax.jit` that were called before raise it as well, because jax looks for a trace before it takes its
-    path for known arguments. What is not an operation goes on: reading an array, executables compiled ahead of time.
+    path for known arguments, and so do executables compiled ahead of time. What is not an operation goes on: reading an
+    array.
 
     Args:
         target: the function.
         message: that of the exception.
     """
+    _have_executables_refused()
     trace = _Refusal(message)
     state = trace._weakref
 
@@ -46,6 +49,31 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
             _set_state(outer_state)
 
     return call
+
+
+def refuse() -> None:
+    """Raises what an operation of jax raises here, if this is in such a function."""
+    trace = core.trace_ctx.trace
+    if isinstance(trace, _Refusal) and _refused.get() is trace:
+        raise RuntimeError(trace.message)
+
+
+def _have_executables_refused() -> None:
+    """Has executables that were compiled ahead of time look whether they are called in such a function.
+
+    They are no operations that a trace sees. C++ looks for the trace before it takes its path for known arguments, and
+    calls this method of jax in one of ours, as it does when an executable is called for the first time.
+    """
+    of_jax = stages.Compiled.call
+    if not hasattr(of_jax, "of_jax"):
+
+        @functools.wraps(of_jax)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            refuse()
+            return of_jax(*args, **kwargs)
+
+        call.of_jax = of_jax  # type: ignore[attr-defined]
+        stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
 
 
 def leave_refusal() -> None:

@@ -418,7 +418,21 @@ def test_functions_see_the_settings_of_the_caller(mesh, monkeypatch, has_results
 
 
 def uses_jax_at(x):
-    return np.asarray(jnp.sin(x))
+    return np.asarray(rendezvous.programs["sine"](x))
+
+
+def sines(mesh):
+    """By name, functions of jax and executables."""
+    struct = jax.ShapeDtypeStruct((8,), np.float32)
+    with_call = pjit(lambda x: of_numpy(lambda x: x, out_specs_fn=lambda x: x)(jnp.sin(x)), name="with_call")
+    return {
+        "an operation": jnp.sin,
+        "jax.jit": jax.jit(jnp.sin),
+        "pjit": pjit(jnp.sin),
+        "compiled by jax": jax.jit(jnp.sin).lower(struct).compile(),
+        "compiled by pjit": pjit(jnp.sin, in_shardings=NamedSharding(mesh, P("x"))).lower(struct).compile(),
+        "with a call, compiled": with_call.lower(struct).compile(),
+    }
 
 
 REFUSED = "uses_jax_at has uses_jax=False, but runs jax"
@@ -426,18 +440,24 @@ REFUSED = "uses_jax_at has uses_jax=False, but runs jax"
 
 def test_jax_in_a_function_that_does_not_use_it_is_refused_wherever_it_runs(mesh):
     x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
-    jnp.sin(x)  # known to jax's quick path
     call = of_numpy(uses_jax_at)
-    for run in (
+    runs = (
         call,
         lambda x: call.specialize(mode="stream")(x).block_until_ready(),
         call.specialize(mode="inline"),
         pjit(lambda x: call(x) + 1),
         pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x), x)),
         pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call.specialize(mode="stream")(x), x)),
-    ):
-        with pytest.raises(RuntimeError, match=REFUSED):
-            jax.block_until_ready(run(x))
+    )
+    ones = np.ones(8, np.float32)
+    for sine in sines(mesh).values():
+        rendezvous.programs["sine"] = sine
+        for _ in range(2):  # known to jax's quick path
+            np.testing.assert_allclose(sine(ones), np.sin(ones), rtol=1e-6)
+        for run in runs:
+            with pytest.raises(RuntimeError, match=REFUSED):
+                jax.block_until_ready(run(x))
+        np.testing.assert_allclose(sine(ones), np.sin(ones), rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(x), 1)
 
 

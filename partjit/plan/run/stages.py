@@ -15,6 +15,7 @@ from jax.interpreters.mlir import LoweringParameters
 
 from partjit._jax.compiling import output_shardings
 from partjit._jax.meshes import is_other_mesh_set, under_mesh
+from partjit._jax.refusal import refuse
 from partjit._jax.shardings import UnspecifiedValue, or_none
 from partjit._jax.tracing import abstractify, refuse_high_types
 from partjit._jax.types import PyTree
@@ -157,8 +158,10 @@ class PlannedCompiled(_Stage):
         Raises:
             TypeError: the structure or the types of the arguments are not those it was compiled for.
             ValueError: a committed array has another sharding than it was compiled for.
+            RuntimeError: it is called by a function with `uses_jax=False`.
         """
         with self.failing_everywhere():
+            refuse()
             return self._run(args, kwargs)
 
     def failing_everywhere(self) -> contextlib.AbstractContextManager[None]:
