@@ -157,24 +157,26 @@ class Recent:
         Raises:
             Exception: a call failed whose result is one of the arguments.
         """
-        pending: Sequence[int] = ()
-        if self._waits_in_trees or PendingArray in map(type, args):
-            try:
-                leaves, tree = tree_flatten((args, kwargs))
-            except ValueError:  # keys that do not compare
-                return args, kwargs
-            pending = [i for i, leaf in enumerate(leaves) if type(leaf) is PendingArray]
-        if not pending:
-            self.has_learned = self.has_learned or self._has_waited  # now there may be a short cut
-            self._has_waited = False
+        if not self._waits_in_trees and PendingArray not in map(type, args):
+            self._note_wait(waits=False)
             return args, kwargs
-        self._has_waited = True
+        try:
+            leaves, tree = tree_flatten((args, kwargs))
+        except ValueError:  # keys that do not compare
+            return args, kwargs
+        pending = [i for i, leaf in enumerate(leaves) if type(leaf) is PendingArray]
+        self._note_wait(waits=bool(pending))
         own = {*self._waits.get(tree, ())}.intersection(pending)
         if not own or len({id(leaves[i]) for i in pending}) < len(pending):  # it may be donated
             return args, kwargs
         for i in own:
             leaves[i] = leaves[i].value()
         return tree.unflatten(leaves)
+
+    def _note_wait(self, *, waits: bool) -> None:
+        """Takes note of whether a call waits for an argument: there may be a short cut for the first that does not."""
+        self.has_learned = self.has_learned or (self._has_waited and not waits)
+        self._has_waited = waits
 
     def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: _Typed) -> _Call | None:
         """The last call like one with such arguments, if it is known."""
