@@ -39,7 +39,7 @@ from partjit.structs import abstract_mesh_of, on_devices, require_devices
 from partjit.trace import trace
 from partjit.trees import Values, broadcast_specs
 from partjit.typed import own_type, requested_type, with_result_types
-from partjit.validate import Mismatch, check_devices, check_specs, raise_mismatches, require_mesh
+from partjit.validate import Mismatch, check_captured_refs, check_devices, check_specs, raise_mismatches, require_mesh
 
 __all__ = ["Definition", "Inferred", "forget", "infer", "infer_program", "out_specs_of"]
 
@@ -288,6 +288,7 @@ def _program(
         raise
     out_specs = out_specs_of(definition, traced.out_tree, traced.jaxpr.out_avals)
     mismatches += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
+    mismatches += check_captured_refs(definition.name, traced.consts, mesh)
     if mismatches:
         return mismatches
     consts = len(traced.consts)

@@ -14,7 +14,7 @@ from jax.core import AbstractValue, Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from partjit._jax.meshes import manual_axes
-from partjit._jax.shardings import UnspecifiedValue, device_list
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue, device_list
 from partjit._jax.tracing import abstractify
 from partjit.devices import describe_devices, has_devices_of, ids_of, no_devices
 from partjit.errors import MissingMeshError, ShardingError
@@ -24,6 +24,7 @@ from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
 __all__ = [
     "Mismatch",
+    "check_captured_refs",
     "check_devices",
     "check_specs",
     "listing",
@@ -229,7 +230,7 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
     mismatches = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
         if isinstance(arg, jax.Ref) and not isinstance(arg, Tracer):
-            mismatches += _check_ref(path, arg, spec, mesh)
+            mismatches += _check_ref(f"One of pjit arguments, {path},", path, arg, spec, mesh)
         sharding = _committed_sharding(arg)
         if sharding is not None and (sharding.device_set != devices or not _in_order(sharding, spec, mesh)):
             mismatches.append(
@@ -244,7 +245,19 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
     return mismatches
 
 
-def _check_ref(path: str, ref: jax.Ref, spec: Spec, mesh: Mesh) -> list[Mismatch]:
+def check_captured_refs(name: str, captured: Sequence[object], mesh: Mesh) -> list[Mismatch]:
+    """Checks that the refs among what the function `name` closes over are on the devices of the mesh."""
+    if mesh.empty or is_abstract_mesh(mesh):
+        return []
+    mismatches = []
+    for ref in captured:
+        if isinstance(ref, jax.Ref) and not isinstance(ref, Tracer):
+            what = f"What {name} closes over, {_short(ref)},"
+            mismatches += _check_ref(what, "it", ref, UNSPECIFIED, mesh)
+    return mismatches
+
+
+def _check_ref(what: str, path: str, ref: jax.Ref, spec: Spec, mesh: Mesh) -> list[Mismatch]:
     """Checks that a ref, which cannot be moved, is where the program is to find it."""
     remedy = f"make the ref of an array placed with jax.device_put, or leave the spec of {path} out"
     if isinstance(spec, ParsedPartitionSpec):
@@ -257,8 +270,8 @@ def _check_ref(path: str, ref: jax.Ref, spec: Spec, mesh: Mesh) -> list[Mismatch
         where = f"on the devices {describe_devices(device_list(ref.sharding))}"
         wanted = f"the program runs on the devices {describe_devices(mesh.devices.flat)} of the mesh"
         remedy = "make the ref of an array on the mesh: jax.new_ref(jax.device_put(value, NamedSharding(mesh, spec)))"
-    what = f"One of pjit arguments, {path}, is a ref {where}, but {wanted}, and what others see change cannot be moved"
-    return [Mismatch(what, remedy)]
+    problem = f"{what} is a ref {where}, but {wanted}, and what others see change cannot be moved"
+    return [Mismatch(problem, remedy)]
 
 
 def _remedy_for_devices(path: str, sharding: Sharding, mesh: Mesh) -> str:

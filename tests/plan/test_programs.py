@@ -680,8 +680,10 @@ def test_it_is_lowered_and_compiled_as_any_program(mesh, double):
     same(compiled(x, 1.0)["z"], expected)
     with pytest.raises(TypeError, match=r"Argument types differ .* x was float32\[8,4\] and is float32\[4,4\]"):
         compiled(np.ones((4, 4), np.float32), 1.0)
-    with pytest.raises(TypeError, match="was compiled for arguments of the structure"):
+    with pytest.raises(TypeError, match=r"another structure: args was a tuple of 2 and is a tuple of 1$"):
         compiled(x)
+    with pytest.raises(TypeError, match=r"another structure: args\[1\] was an array and is a dict with the key 'y'$"):
+        compiled(x, {"y": 1.0})
     with pytest.raises(TypeError, match="Cannot apply JAX transformations"):
         jax.jit(compiled)(np.ones((8, 4), np.float32), 1.0)
     with pytest.raises(ValueError, match="takes no compiler_options"):

@@ -201,6 +201,20 @@ def test_a_ref_that_is_not_on_the_mesh_is_named(mesh):
         step({"count": ref})
 
 
+@pytest.mark.parametrize("call", [lambda x: x, double["numpy"]])
+def test_a_captured_ref_that_is_not_on_the_mesh_is_an_error_about_it(mesh, call):
+    ref = jax.new_ref(jnp.ones(8))
+
+    def step(x):
+        ref[...] = ref[...] + x
+        return call(x)
+
+    message = r"What step closes over, .*float32\[8\].*, is a ref on the devices \[0\], .*jax.new_ref\(jax.device_put"
+    with set_mesh(mesh), pytest.raises(ShardingError, match=f"(?s){message}"):
+        pjit(step)(jnp.ones(8))
+    np.testing.assert_array_equal(ref[...], np.ones(8))
+
+
 def test_only_refs_that_are_written_are_given_to_what_writes_them():
     def program(ref, other):
         lax.fori_loop(0, 2, lambda i, none: ref.at[i].set(double["numpy"](other[...])[i]), None)

@@ -33,6 +33,7 @@ from partjit.plan.run.link import compile_fragments, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.plan.run.run import Run
 from partjit.primitive import shardings_of
+from partjit.structures import ANY_ARRAY, differing_nodes, kind_of
 
 __all__ = ["PlannedCompiled", "PlannedLowered", "PlannedTraced"]
 
@@ -175,8 +176,10 @@ class PlannedCompiled(_Stage):
         kwargs = {name: value for name, value in kwargs.items() if name not in host}
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
+            expected = jax.tree.unflatten(self.in_tree, [ANY_ARRAY] * self.in_tree.num_leaves)
             raise TypeError(
-                f"{self.plan.name} was compiled for arguments of the structure {self.in_tree} and called with {tree}"
+                f"{self.plan.name} was compiled for arguments of another structure: "
+                f"{'; '.join(_differing(expected, (args, kwargs)))}"
             )
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise TypeError(
@@ -300,3 +303,13 @@ def _summed(analyses: Iterable[Any]) -> dict[str, float]:
     for analysis in analyses:
         total.update(analysis[0] if isinstance(analysis, list) else analysis or {})
     return dict(total)
+
+
+def _differing(expected: PyTree, given: PyTree) -> Iterable[str]:
+    """Where the arguments of a call, as `(args, kwargs)`, have another structure than those of a compiled program."""
+    for path, then, now in differing_nodes(expected, given, is_prefix=False):
+        was, found = kind_of(then), kind_of(now)
+        if was == found:  # they differ in what a class of the user's says of itself
+            was, found = (f"of the structure {jax.tree.structure(node)}" for node in (then, now))
+        where = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:]) if path else "(args, kwargs)"
+        yield f"{where} was {was} and is {found}"
