@@ -1,6 +1,7 @@
 """Calls whose first fragment C++ dispatches as it recognizes them."""
 
 import contextlib
+import enum
 import functools
 import threading
 import time
@@ -389,6 +390,23 @@ def test_an_integer_too_large_in_a_tree_is_named_before_anything_is_consumed(rea
         step((x, 2**31), **read(1))
     assert not x.is_deleted()
     logged("log")
+
+
+class Size(enum.IntEnum):
+    LARGE = 2**40
+
+
+@pytest.mark.parametrize("number", [2**31, Size.LARGE], ids=repr)
+def test_an_integer_too_large_that_only_calls_read_is_named_as_well(number, by_front):
+    tell = colocated_python(lambda n, x: np.float32(x), mode="stream", arrays="numpy", out_specs_fn=lambda n, x: x)
+    step = pjit(lambda x, n: (x + 1, tell(n, jnp.sum(x))), donate_argnums=0, name="step")
+    x = jnp.zeros(3)
+    for i in range(3):
+        x, _ = step(x, i)
+    assert by_front[-1] is True
+    with pytest.raises(OverflowError, match="Argument n of step is"):
+        step(x, number)
+    assert not x.is_deleted()
 
 
 @pytest.mark.parametrize("result", [None, (), {"loss": None}], ids=str)

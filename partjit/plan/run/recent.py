@@ -267,7 +267,7 @@ class Recent:
             if retires and len({*map(id, leaves)}) < len(leaves):
                 return None
         for leaf in leaves:
-            if type(leaf) is int and not _LEAST <= leaf <= _LARGEST:
+            if isinstance(leaf, int) and not _LEAST <= leaf <= _LARGEST:
                 return None  # whoever does not know the call says which integer has too many bits
         go_on = front(*args, **kwargs)
         if go_on is None:
