@@ -180,7 +180,7 @@ class SpecializationForPrograms(Specialization):
         started = _perf_counter()
         try:
             results = run() if self._lane is None else self._run_if_lane_is_free(run, site, stream)
-        except Exception as error:
+        except BaseException as error:
             if is_interrupt(error):  # of the caller, not of the call
                 raise
             failure = failure_here(error, self._name, site, stream, self._lanes(stream)[0])

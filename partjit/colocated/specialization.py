@@ -149,7 +149,7 @@ class Specialization(PreparedFunction):
                 with entry:
                     result = self._made_here(args, kwargs, stream)
                     entry.done(jax.tree.leaves(result))
-        except Exception as error:
+        except BaseException as error:
             if is_interrupt(error):  # of the caller, not of the call
                 raise
             lanes = [stream] if self._lane is None else [stream, self._lane]

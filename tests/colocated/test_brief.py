@@ -1,5 +1,6 @@
 """Calls of programs that were brief so far: whoever waits for one runs it, once and in its turn, or who makes it."""
 
+import asyncio
 import threading
 import time
 import types
@@ -340,7 +341,7 @@ class Log:
         rendezvous.logs["threads"].append(threading.get_ident())
         rendezvous.logs["values"].append(float(np.asarray(x).ravel()[0]))
         if rendezvous.logs["values"][-1] < 0:
-            raise ValueError("negative")
+            raise rendezvous.error("negative")
 
 
 def log_of_object(**options):
@@ -443,8 +444,10 @@ def test_where_moments_are_in_vain_few_are_waited_for(monkeypatch):
     assert waited == [0, 2, 6, 14]
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("made", [log_of_object, log_of_function])
-def test_what_one_without_results_raises_is_raised_by_wait(made):
+def test_what_one_without_results_raises_is_raised_by_wait(made, error, monkeypatch):
+    monkeypatch.setattr(rendezvous, "error", error, raising=False)
     call = made()
 
     def step(x, i):
@@ -454,7 +457,7 @@ def test_what_one_without_results_raises_is_raised_by_wait(made):
     program = shown_alone(pjit(step, donate_argnums=0), np.float32(1), 0)
     for _ in range(3):
         assert float(program(jnp.float32(2), -1)) == 3
-        with pytest.raises(ValueError, match="negative") as caught:
+        with pytest.raises(error, match="negative") as caught:
             colocated.wait()
         assert any("This happened in the colocated call of" in note for note in caught.value.__notes__)
         assert float(program(jnp.float32(3), 1)) == 4

@@ -147,6 +147,19 @@ def test_an_array_that_is_passed_twice_and_donated_is_refused_before_calls(meeti
         jax.block_until_ready(run(jnp.copy(x), {"a": jnp.copy(x)}))
 
 
+def test_an_array_on_one_device_that_is_passed_twice_and_replicated_is_refused_before_calls(mesh, meeting):
+    """One of the devices would compute with the array itself: XLA fails there, and then hangs, as the others go on."""
+    call = function()
+    step = pjit(lambda x, w: (x + call(), w * 3), in_shardings=P(), donate_argnums=(0, 1))
+    x = jnp.ones(4)
+    with mesh:
+        with pytest.raises(RuntimeError, match="donated"):
+            step(x, x)
+        assert not meeting.logs["calls"]
+        assert not x.is_deleted()
+        jax.block_until_ready(step(x, x + 1))
+
+
 @pytest.mark.skipif(USE_OF_DONATED_BUFFERS_CRASHES, reason="the dispatch refuses all")
 def test_what_the_plan_copies_or_has_read_before_may_be_passed_twice(meeting, mesh):
     call = function()

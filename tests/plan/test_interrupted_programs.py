@@ -27,8 +27,8 @@ triple = jax.jit(lambda x: x * 3)
 BESIDE = "beside a fragment, of a number of the host"
 
 
-class Interrupt(BaseException):
-    """What the handler of a signal raises."""
+class Interrupt(KeyboardInterrupt):
+    """What the handler of a signal raises: of another class it would be recognized by the code of the handler."""
 
 
 def note(x):

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import Var
+from jax.sharding import Sharding
 from jax.tree_util import treedef_is_leaf
 
 from partjit import short_cuts
@@ -23,6 +24,7 @@ from partjit._jax.dispatch import (
     results_are_checked,
     then_with_arguments,
 )
+from partjit._jax.layouts import has_default_layout
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import abstract_argument
 from partjit.colocated.runtime.host_values import Destination
@@ -71,6 +73,7 @@ class AfterFirst:
         rest: what `after_first` says of it.
         execute: a function of the inputs of that.
         late: the arguments that nothing reads before a call.
+        sharding_of: the sharding of a value of the plan.
         fast_paths: what C++ needs to dispatch fragments, by their names; of those that have been dispatched before.
         direct: what of the plan's values are NumPy arrays.
 
@@ -86,6 +89,7 @@ class AfterFirst:
         rest: PlanData,
         execute: Callable[..., Sequence[jax.Array]],
         late: frozenset[Value],
+        sharding_of: Callable[[Value], Sharding],
         fast_paths: Mapping[str, FastPath],
         direct: LeftToDispatch,
     ) -> None:
@@ -102,8 +106,16 @@ class AfterFirst:
         self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
         taken = {*first.inputs}
         self.dispatched = tuple(i for i, value in enumerate(plan.inputs) if value in taken)
+        donated = {value for value, is_donated in zip(first.inputs, first.donated, strict=True) if is_donated}
+        self._donated = [(i, sharding_of(value)) for i, value in enumerate(plan.inputs) if value in donated]
         calls = [node for node in walk(plan.nodes, into_fragments=True) if isinstance(node, ColocatedCall)]
         self.streams = frozenset(call.stream for call in calls if call.stream is not None)
+
+    def are_taken(self, args: Sequence[Any]) -> bool:
+        """Whether C++ takes such arguments as they are: of one elsewhere it donates a copy, and the plan deletes it."""
+        donated = [(args[i], sharding) for i, sharding in self._donated if isinstance(args[i], jax.Array)]
+        is_there = all(arg.sharding.is_equivalent_to(sharding, arg.ndim) for arg, sharding in donated)
+        return is_there and all(map(has_default_layout, args))
 
     def fast_path(
         self, tree: PyTreeDef, destinations: Mapping[int, Destination], numbers: Sequence[int]

@@ -59,8 +59,7 @@ def refusing_shared(
     def refuse(args: Sequence[Any]) -> None:
         same: dict[int, list[Value]] = {}
         for value, arg in zip(plan.inputs, args, strict=True):
-            # Of others the dispatch makes copies.
-            if isinstance(arg, jax.Array) and arg.sharding.is_equivalent_to(sharding_of(value), arg.ndim):
+            if isinstance(arg, jax.Array) and _is_taken_itself(arg, sharding_of(value)):
                 same.setdefault(id(arg), []).append(value)
         for donated, other in (pair for group in same.values() for pair in itertools.permutations(group, 2)):
             # It is given away where it is read for the last time.
@@ -78,6 +77,13 @@ def refusing_shared(
         return execute(*args)
 
     return execute_unless_shared
+
+
+def _is_taken_itself(arg: jax.Array, sharding: Sharding) -> bool:
+    """Whether the dispatch takes an array itself for a sharding, if only on some devices; of others it makes copies."""
+    is_replicated = sharding.is_fully_replicated and arg.sharding.is_fully_replicated
+    is_there = is_replicated and arg.sharding.device_set <= sharding.device_set
+    return is_there or arg.sharding.is_equivalent_to(sharding, arg.ndim)
 
 
 def refusing_deleted(

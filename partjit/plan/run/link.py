@@ -216,7 +216,8 @@ def link(
     rest = None
     if remaining is not None:
         code_of_rest = compile(emit(remaining), code.co_filename, "exec")
-        rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), late, fast_paths, direct)
+        execute_rest = _defined(code_of_rest, name, namespace)
+        rest = AfterFirst(plan, remaining, execute_rest, late, sharding_of, fast_paths, direct)
     return Run(plan, execute, with_events, agreement, namespace["wait"], direct, rest)
 
 

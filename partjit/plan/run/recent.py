@@ -15,7 +15,6 @@ from jax.tree_util import tree_flatten, tree_leaves
 from partjit import events
 from partjit._jax.caches import CacheGroup
 from partjit._jax.dispatch import FastPath, make_cpp_function, results_are_checked
-from partjit._jax.layouts import has_default_layout
 from partjit._jax.tracing import is_eager, trace_context
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
@@ -270,7 +269,7 @@ class Recent:
             if retires and len({*map(id, leaves)}) < len(leaves):
                 return None
         for leaf in leaves:
-            if type(leaf) is int and not _LEAST <= leaf <= _LARGEST:
+            if isinstance(leaf, int) and not _LEAST <= leaf <= _LARGEST:
                 return None  # whoever does not know the call says which integer has too many bits
         go_on = front(*args, **kwargs)
         if go_on is None:
@@ -288,7 +287,7 @@ class Recent:
             return None, None, False
         leaves, own_tree, found = flat
         call = self._recognized(own_tree, found, statics)
-        if call is None or not all(map(has_default_layout, leaves)):
+        if call is None:
             return None, None, False
         *_, plan, placing, run, out_tree, _ = call
         if run.rest is not None and any(type(leaves[i]) is PendingArray for i in run.rest.dispatched):
@@ -300,7 +299,7 @@ class Recent:
                     self._renew_front(statics, is_flat, plan.name)
             return None, None, False
         destinations = placing.for_calls()
-        if run.rest is None or destinations is None:
+        if run.rest is None or destinations is None or not run.rest.are_taken(leaves):
             return None, None, False
         numbers = range(own_tree.num_leaves) if is_flat else numbers_of(own_tree)
         self.has_learned = True
@@ -332,7 +331,7 @@ class Recent:
             return None
         *_, placing, run, out_tree, _ = call
         destinations = placing.for_calls()
-        if run.rest is None or destinations is None or not all(map(has_default_layout, leaves)):
+        if run.rest is None or destinations is None or not run.rest.are_taken(leaves):
             return None
         known = self._short_cuts.get(id(call))
         if known is None or known[0] is not call:

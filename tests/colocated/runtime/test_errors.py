@@ -269,15 +269,21 @@ def test_what_is_no_exception_is_raised_as_well(error):
     np.testing.assert_array_equal(colocated_python(lambda x: x, mode="stream", out_specs_fn=lambda x: x)(one), one)
 
 
-def test_cheap_functions_raise_where_asynchronous_ones_do():
-    f = colocated_python(lambda x: dict.fromkeys(range(5), x)[int(x)], out_specs_fn=lambda x: x)
+@pytest.mark.parametrize("error", [KeyError, SystemExit])
+def test_cheap_functions_raise_where_asynchronous_ones_do(error):
+    def check(x):
+        if int(x) > 5:
+            raise error(int(x))
+        return x
+
+    f = colocated_python(check, out_specs_fn=lambda x: x)
     for _ in range(200):
         f(one).block_until_ready()
     y = f(one * 7)
-    with pytest.raises(KeyError, match="7"):
+    with pytest.raises(error, match="7"):
         y.block_until_ready()
     f(one * 8)
-    with pytest.raises(KeyError, match="8"):
+    with pytest.raises(error, match="8"):
         colocated.wait()
 
 
