@@ -8,7 +8,7 @@ Python sees nothing of the call before.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,13 +27,13 @@ from partjit._jax.dispatch import (
 from partjit._jax.layouts import has_default_layout
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import abstract_argument
-from partjit.colocated.runtime.host_values import Destination
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.plan import Plan
 from partjit.plan.run.direct import LeftToDispatch
 from partjit.plan.run.intact import refusing_deleted
+from partjit.plan.run.placing import Move
 from partjit.plan.run.so_far import keep_results
 
 __all__ = ["AfterFirst", "after_first"]
@@ -117,22 +117,20 @@ class AfterFirst:
         is_there = all(arg.sharding.is_equivalent_to(sharding, arg.ndim) for arg, sharding in donated)
         return is_there and all(map(has_default_layout, args))
 
-    def fast_path(
-        self, tree: PyTreeDef, destinations: Mapping[int, Destination], numbers: Sequence[int]
-    ) -> FastPath | None:
+    def fast_path(self, tree: PyTreeDef, moves: Mapping[int, Move], numbers: Sequence[int]) -> FastPath | None:
         """What C++ needs to recognize a call; it then returns a function of the arguments that does the rest.
 
         Args:
             tree: the structure of the result.
-            destinations: where those of the arguments are put, by position, that are NumPy arrays or numbers.
+            moves: what is done with those of the arguments, by position, that are not where the plan wants them.
             numbers: of each of the flat arguments, which of the arguments of that function it is.
 
         Returns:
             None if C++ cannot dispatch the fragment, which first has to be dispatched without, or would return the data
             of typed keys in place of keys.
         """
-        plan, execute, direct = self._plan, self._execute(destinations), self._direct
-        inputs = [(numbers[i], destinations.get(i)) for i in self.inputs]
+        plan, execute, direct = self._plan, self._execute(moves), self._direct
+        inputs = [(numbers[i], moves.get(i)) for i in self.inputs]
         own = self._fast_path_of_first()
         if own is None:
             return None
@@ -152,22 +150,22 @@ class AfterFirst:
     def short_cut(
         self,
         tree: PyTreeDef,
-        destinations: Mapping[int, Destination],
+        moves: Mapping[int, Move],
         read: Callable[[tuple[PyTree, ...], dict[str, PyTree]], Sequence[Any]],
     ) -> FastPath | None:
         """What C++ needs to recognize a call, and to have the rest done; None where there is no such way.
 
         Args:
-            tree, destinations: as of `fast_path`.
+            tree, moves: as of `fast_path`.
             read: returns those of the arguments of a call whose positions are `inputs`.
         """
-        plan, execute, direct = self._plan, self._execute(destinations), self._direct
+        plan, execute, direct = self._plan, self._execute(moves), self._direct
         own, first = self._fast_path_of_first(), self._first
         if own is None or (self.inputs and not (plan.outputs and {*plan.outputs} <= {*first.outputs})):
             return None
         is_leaf, name = _is_leaf(tree), f"{plan.name}_{first.name}"
         returned = [first.outputs.index(value) for value in plan.outputs] if self.inputs else []
-        inputs = [destinations.get(i) for i in self.inputs]
+        inputs = [moves.get(i) for i in self.inputs]
         given = {*first.jaxpr.jaxpr.invars}  # which may have NaNs that no device has computed
         computed = [i for i, var in enumerate(first.jaxpr.jaxpr.outvars) if isinstance(var, Var) and var not in given]
 
@@ -218,9 +216,9 @@ class AfterFirst:
             keep_results(error, plan, tree, self._direct, found)
             raise
 
-    def _execute(self, destinations: Collection[int]) -> Callable[..., Sequence[jax.Array]]:
+    def _execute(self, moves: Mapping[int, Move]) -> Callable[..., Sequence[jax.Array]]:
         """The function of the rest, for arguments of which those at some positions are NumPy arrays or numbers."""
-        late = self._late.difference(self._plan.inputs[i] for i in destinations)
+        late = self._late.difference(self._plan.inputs[i] for i, move in moves.items() if not move.is_read)
         return self._direct.putting(refusing_deleted(self._own, self._plan, self._rest, late))
 
     def _fast_path_of_first(self) -> FastPath | None:

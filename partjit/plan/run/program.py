@@ -4,42 +4,31 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 """
 
 import contextlib
-import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from partjit._jax.arrays import device_put, is_of_one_process
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.jaxprs import has_types_of_64_bits
-from partjit._jax.moves import resharded
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.threads import with_64_bits
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import chooses_whether_to_call, given_to_calls_without_results, streams_of
 from partjit.colocated.ir.eager import DefaultSharding
-from partjit.colocated.runtime.host_values import Destination, is_host_value
-from partjit.colocated.runtime.pending import PendingArray, values_of
+from partjit.colocated.runtime.host_values import is_host_value
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
-from partjit.devices import ids_of
 from partjit.mesh import has_explicit_axes
-from partjit.placement import is_placed
-from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value
-from partjit.plan.ir.walk import blocks_of, walk
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
-from partjit.plan.run.agreed import agreement_for, failing_everywhere, moving_with_all
+from partjit.plan.run.agreed import agreement_for, failing_everywhere
 from partjit.plan.run.link import LoweredFragment, compile_fragments, link, lower_fragment
-from partjit.plan.run.moving import typed_on
+from partjit.plan.run.placing import Placing, is_read_here, placing_of
 from partjit.plan.run.run import Run
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
@@ -89,7 +78,11 @@ def plan_of(
         numbers = tuple(i for i, arg in enumerate(args) if is_host_value(arg) and not np.ndim(cast(Any, arg)))
     on_devices: tuple[int, ...] = ()
     if not results_are_checked():  # for NaNs, which an argument may have
-        on_devices = tuple(i for i in given_to_calls_without_results(jaxpr.jaxpr) if not is_host_value(args[i]))
+        on_devices = tuple(
+            i
+            for i in given_to_calls_without_results(jaxpr.jaxpr)
+            if not (is_host_value(args[i]) or is_read_here(args[i], in_shardings[i], mesh))
+        )
     # Types of 64 bits may come from where they are enabled: what the plan adds to the program must not truncate them.
     with with_64_bits() if has_types_of_64_bits(jaxpr.jaxpr) else contextlib.nullcontext():
         return make_plan(
@@ -136,127 +129,3 @@ def runnable_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Run:
 def default_sharding_for(plan: Plan, args: Iterable[object]) -> DefaultSharding:
     """The default sharding of a plan: that of values whose own it leaves open."""
     return default_sharding(plan.mesh, map(own_sharding, args))
-
-
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """How an argument of a call is resharded before its plan runs.
-
-    Attributes:
-        position: which argument it is.
-        aval: its type.
-        sharding: its sharding in the plan.
-        is_for_calls: whether only calls read it: then a NumPy array or number is put on devices where one of them runs.
-        is_of_host: whether it is a NumPy array or number.
-    """
-
-    position: int
-    aval: ShapedArray
-    sharding: Sharding
-    is_for_calls: bool
-    is_of_host: bool
-
-    @functools.cached_property
-    def destination(self) -> Destination:
-        """Where a NumPy array or number is put."""
-        return Destination(self.aval, self.sharding, True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Placing:
-    """What has to be done with the arguments of a call before its plan runs.
-
-    Attributes:
-        moves: those that are resharded.
-        waits: the positions of those that are waited for if they are pending.
-        with_all: reshards arrays over several processes in all of them, or in none; None if there are none.
-    """
-
-    moves: tuple[Move, ...]
-    waits: tuple[int, ...]
-    with_all: Callable[[Callable[[], Any]], Any] | None = None
-
-    def for_calls(self) -> Mapping[int, Destination] | None:
-        """Where NumPy arrays and numbers that calls alone read are put, by position.
-
-        None if more than that has to be done with the arguments. What the first fragment waits for is there.
-        """
-        if any(not move.is_for_calls or not move.is_of_host for move in self.moves):
-            return None
-        return {move.position: move.destination for move in self.moves}
-
-    def apply(self, args: Sequence[object]) -> Sequence[object]:
-        """The arguments, as the plan wants them."""
-        if not self.moves and not self.waits:
-            return args
-        placed: list[Any] = [*args]
-        for i in self.waits:
-            if isinstance(pending := placed[i], PendingArray):
-                placed[i] = pending.value()
-        arrays: list[tuple[int, Sharding]] = []
-        for move in self.moves:
-            i = move.position
-            if is_host_value(placed[i]):
-                given = move.destination.argument(placed[i])
-                placed[i] = given if move.is_for_calls else given.array()
-            elif is_of_one_process(placed[i], move.sharding):
-                placed[i] = resharded(placed[i], move.sharding)
-            else:
-                arrays.append((i, move.sharding))
-        if arrays:
-            values = values_of([placed[i] for i, _ in arrays])  # which may fail in one process alone
-            move = functools.partial(device_put, values, [sharding for _, sharding in arrays])
-            moved = move() if self.with_all is None else self.with_all(move)
-            for (i, _), value in zip(arrays, moved, strict=True):
-                placed[i] = value
-        return placed
-
-
-def placing_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Placing:
-    """What has to be done with arguments like these, in a program on the user's mesh."""
-    readers: dict[Value, list[Node]] = {}
-    for node in walk(plan.nodes):
-        if isinstance(node, Fragment) and node.by_one_device:  # which takes what there is
-            continue
-        for value in node.inputs:
-            readers.setdefault(value, []).append(node)
-    for_calls = _read_by_calls_alone(plan)
-    moves, waits = [], []
-    default = typed_on(mesh, default_sharding_for(plan, args).sharding)
-    for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
-        nodes = readers.get(value, [])
-        by_call = any(not isinstance(node, Fragment) for node in nodes)
-        is_array = isinstance(arg, jax.Array)
-        if isinstance(arg, PendingArray) and (not by_call or len(nodes) > 1):
-            waits.append(i)
-        if isinstance(arg, jax.Ref):  # which cannot be moved, and whose sharding has been checked
-            continue
-        if value.sharding is None:
-            if by_call and not is_array:
-                moves.append(Move(i, value.aval, default, value in for_calls, is_host_value(arg)))
-            continue
-        is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
-        # The dispatch of an executable places what had no place, and once is enough.
-        if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
-            moves.append(Move(i, value.aval, typed_on(mesh, value.sharding), value in for_calls, is_host_value(arg)))
-    resharded = [
-        f"{move.position}: {move.aval.str_short()} from {arg.sharding} of {ids_of(arg.sharding)} to {move.sharding}"
-        for move in moves
-        if isinstance(arg := args[move.position], jax.Array)
-        and not (move.sharding.is_fully_addressable or is_of_one_process(arg, move.sharding))
-    ]
-    return Placing(tuple(moves), tuple(waits), moving_with_all(plan, resharded))
-
-
-def _read_by_calls_alone(plan: Plan) -> set[Value]:
-    """The arguments that only calls read, directly or after a move to the hosts."""
-    others = {*plan.outputs}
-    for node in walk(plan.nodes):
-        if isinstance(node, Fragment):
-            others.update(() if node.by_one_device else node.inputs)
-        elif isinstance(node, Loop):
-            others.update(node.initial)
-        elif isinstance(node, Branch):
-            others.add(node.inputs[0])
-        others.update(value for block in blocks_of(node) for value in block.outputs)
-    return {*plan.inputs} - others

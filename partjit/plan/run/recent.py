@@ -23,7 +23,7 @@ from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import Stream, entered_stream
 from partjit.plan.plan import Plan
 from partjit.plan.run.kinds import KINDS, are_arguments, flat_arguments, numbers_of
-from partjit.plan.run.program import Placing
+from partjit.plan.run.placing import Placing
 from partjit.plan.run.run import Run
 from partjit.retiring import delete_consumed
 
@@ -298,12 +298,12 @@ class Recent:
                     self._waits_in_trees |= not are_arguments(own_tree, run.rest.dispatched)
                     self._renew_front(statics, is_flat, plan.name)
             return None, None, False
-        destinations = placing.for_calls()
-        if run.rest is None or destinations is None or not run.rest.are_taken(leaves):
+        moves = placing.for_calls()
+        if run.rest is None or moves is None or not run.rest.are_taken(leaves):
             return None, None, False
         numbers = range(own_tree.num_leaves) if is_flat else numbers_of(own_tree)
         self.has_learned = True
-        return None, run.rest.fast_path(out_tree, destinations, numbers), False
+        return None, run.rest.fast_path(out_tree, moves, numbers), False
 
     def short_cut(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], is_fit: Callable[[Any], bool]
@@ -330,13 +330,13 @@ class Recent:
         if call is None or PendingArray in map(type, arrays) or not all(map(is_fit, arrays)):
             return None
         *_, placing, run, out_tree, _ = call
-        destinations = placing.for_calls()
-        if run.rest is None or destinations is None or not run.rest.are_taken(leaves):
+        moves = placing.for_calls()
+        if run.rest is None or moves is None or not run.rest.are_taken(leaves):
             return None
         known = self._short_cuts.get(id(call))
         if known is None or known[0] is not call:
             read = self._reading(own_tree, run.rest.inputs, count)
-            known = call, run.rest.short_cut(out_tree, destinations, read)
+            known = call, run.rest.short_cut(out_tree, moves, read)
             if known[1] is not None:
                 self._short_cuts = {**(self._short_cuts if len(self._short_cuts) < _MOST else {}), id(call): known}
         return None if known[1] is None else (known[1], run.rest.streams)
