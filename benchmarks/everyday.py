@@ -24,6 +24,7 @@ import gc
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -205,17 +206,18 @@ class Times(NamedTuple):
 
 
 def take_turns(runs: Mapping[str, Run], seconds: float) -> dict[str, Times]:
-    """The times of each run; each goes first, second and last equally often."""
+    """The times of each run. Their order is drawn: what runs next finds in the caches what the last one has left."""
     for way, run in runs.items():  # until caches are warm, and ours knows which calls are cheap
         watch(way)
         run()
     times = {way: Times([], []) for way in runs}
-    order, begun = [*runs], time.perf_counter()
+    order, draw, begun = [*runs], random.Random(0), time.perf_counter()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         while len(times[OURS].wall) < FEWEST or time.perf_counter() - begun < seconds:
+            draw.shuffle(order)
             fastest = min(typical(own.wall) for own in times.values())
             for way in order:
                 wall, processor = times[way]
@@ -225,7 +227,6 @@ def take_turns(runs: Mapping[str, Run], seconds: float) -> dict[str, Times]:
                     wall.append(elapsed(runs[way]))
                     processor.append(time.process_time() - before)
                     gc.collect()
-            order = [*order[1:], order[0]]
     finally:
         gc.enable()
         gc.unfreeze()
