@@ -72,8 +72,8 @@ def _have_executables_refused() -> None:
             refuse()
             return of_jax(*args, **kwargs)
 
-        call.of_jax = of_jax  # type: ignore[attr-defined]
-        stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
+        vars(call)["of_jax"] = of_jax
+        stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]  # jax has no hook for it
 
 
 def leave_refusal() -> None:

@@ -25,11 +25,11 @@ from partjit._jax.shardings import addressable_devices
 from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
-__all__ = ["KeptTogether", "is_replicated_number", "kept_number", "kept_replica", "of_replica"]
+__all__ = ["SMALL", "KeptTogether", "is_replicated_number", "kept_number", "kept_replica", "of_replica"]
 
 _NUMBERS = frozenset("biuf")
 """The kinds of dtypes whose numbers are Python's, too."""
-_SMALL = 2**14
+SMALL = 2**14
 """The bytes of an array that is put on several devices in less time than it takes to pin it there."""
 
 
@@ -88,7 +88,7 @@ def of_replica(
 
 def kept_replica(array: ArrayImpl) -> Callable[[], jax.Array] | None:
     """What makes arrays like a computed array is now, which share memory; None if it is not small and replicated."""
-    if not _is_replicated_on_cpus(array) or array.nbytes > _SMALL or not is_laid_out_as_numpy(array.dtype):
+    if not _is_replicated_on_cpus(array) or array.nbytes > SMALL or not is_laid_out_as_numpy(array.dtype):
         return None
     value = np.array(as_numpy(replica_of(array)))
     if not value.flags.c_contiguous:  # laid out in an order of its own, which an array that is put does not have

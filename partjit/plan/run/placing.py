@@ -15,6 +15,7 @@ from partjit._jax.shardings import MaybeSharding, UnspecifiedValue, addressable_
 from partjit._jax.to_numpy import as_numpy
 from partjit.colocated.runtime.host_values import Destination, is_host_value
 from partjit.colocated.runtime.pending import PendingArray, values_of
+from partjit.colocated.runtime.replicated_arguments import SMALL
 from partjit.compile import own_sharding
 from partjit.devices import ids_of
 from partjit.placement import is_placed
@@ -26,9 +27,6 @@ from partjit.plan.run.agreed import moving_with_all
 from partjit.plan.run.moving import typed_on
 
 __all__ = ["Move", "Placing", "is_read_here", "placing_of"]
-
-_SMALL = 2**14
-"""The bytes of an array that is put on several devices in less time than it takes to move it there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +166,7 @@ def is_read_here(arg: object, sharding: MaybeSharding, mesh: Mesh | AbstractMesh
         sharding: the sharding that it is to have.
         mesh: the mesh, over which it is replicated if its sharding is not specified.
     """
-    if type(arg) is not ArrayImpl or arg.nbytes > _SMALL or not is_laid_out_as_numpy(arg.dtype):
+    if type(arg) is not ArrayImpl or arg.nbytes > SMALL or not is_laid_out_as_numpy(arg.dtype):
         return False
     if isinstance(sharding, UnspecifiedValue):
         if mesh.size <= 1 or isinstance(mesh, AbstractMesh):
