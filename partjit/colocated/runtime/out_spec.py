@@ -36,6 +36,7 @@ class OutSpec:
         sharding: its sharding.
         committed: whether it is committed to its devices.
         scalar_type: that of the NumPy scalars which are numbers of exactly its dtype; None if it is no number.
+        is_on_one_device: whether one device has all of it.
         is_left_to_dispatch: whether nothing but executables gets it, whose dispatch puts NumPy arrays on their device
             in less time than this would take.
     """
@@ -47,6 +48,7 @@ class OutSpec:
         "committed",
         "dtype",
         "is_left_to_dispatch",
+        "is_on_one_device",
         "scalar_type",
         "shape",
         "sharding",
@@ -63,6 +65,7 @@ class OutSpec:
         is_number = aval.shape == () and isinstance(aval.dtype, np.dtype)
         self.scalar_type: type | None = aval.dtype.type if is_number else None
         self.is_left_to_dispatch = is_left_to_dispatch
+        self.is_on_one_device = sharding.num_devices == 1
         self._is_simple = committed and sharding.is_fully_addressable
         self._putter: Callable[[np.ndarray], jax.Array] | None = None
 

@@ -248,13 +248,13 @@ class OutSpecs:
 
     def _put_numpy_of(self, values: Sequence[Any] | None, own: Collection[int]) -> list[jax.Array] | None:
         """The arrays of flat NumPy arrays and numbers that fit; None if there is anything else."""
-        found = self._numpy_of(values, lambda value: owned(value, own))
+        found = self._numpy_of(values, lambda value, spec: owned(value, own, is_for_one=spec.is_on_one_device))
         if found is None:
             return None
         return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
 
     def _numpy_of(
-        self, values: Sequence[Any] | None, taken: Callable[[np.ndarray], np.ndarray] | None
+        self, values: Sequence[Any] | None, taken: Callable[[np.ndarray, OutSpec], np.ndarray] | None
     ) -> list[np.ndarray] | None:
         """NumPy arrays, as they are `taken`, and numbers that fit; None if there is anything else."""
         if values is None:
@@ -262,7 +262,7 @@ class OutSpecs:
         found: list[np.ndarray] = []
         for value, spec in zip(values, self.leaves, strict=True):
             if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
-                found.append(value if taken is None else taken(value))
+                found.append(value if taken is None else taken(value, spec))
                 continue
             if type(value) is spec.scalar_type:
                 found.append(np.asarray(value))

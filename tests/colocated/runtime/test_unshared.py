@@ -78,12 +78,12 @@ def test_an_array_that_is_there_twice_or_in_a_container_of_somebody_else_is_not_
 SHAPE = (64, 512)
 
 
-def aligned(value):
-    """A large array that XLA could use as it is, unless it is copied."""
+def aligned(value, *, is_aligned=True):
+    """A large array that XLA could use as it is, unless it is copied; or one that it cannot use."""
     others = []
     while True:
         array = np.full(SHAPE, value, np.float32)
-        if array.ctypes.data % 64 == 0:
+        if (array.ctypes.data % 64 == 0) == is_aligned:
             return array
         others.append(array)
 
@@ -92,6 +92,10 @@ def fresh(x):
     result = aligned(np.asarray(x)[0, 0])
     rendezvous.logs["at"].append(result.ctypes.data)
     return result
+
+
+def misaligned(x):
+    return aligned(np.asarray(x)[0, 0], is_aligned=False)
 
 
 def one_for_all(x):
@@ -125,17 +129,18 @@ def calling(fun, way, mesh):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_large_result_is_used_as_it_is_unless_the_function_keeps_it(way, mesh):
+def test_a_large_result_is_used_as_it_is_unless_the_function_keeps_it_or_it_is_misaligned(way, mesh):
     call, x = calling(fresh, way, mesh)
     for i in range(2):
         result = jax.block_until_ready(call(x + i))
         at = {shard.data.unsafe_buffer_pointer() for shard in result.addressable_shards}
         assert rendezvous.logs["at"][-1] in at
-    call, x = calling(one_for_all, way, mesh)
-    results = jax.block_until_ready([call(x + i) for i in range(3)])
     offset = 1 if way == "in a program" else 0
-    for i, result in enumerate(results):
-        np.testing.assert_array_equal(result, np.full(SHAPE, i + offset, np.float32))
+    for fun in (one_for_all, misaligned):
+        call, x = calling(fun, way, mesh)
+        results = jax.block_until_ready([call(x + i) for i in range(3)])
+        for i, result in enumerate(results):
+            np.testing.assert_array_equal(result, np.full(SHAPE, i + offset, np.float32))
 
 
 def test_a_result_outlives_the_function_and_may_be_donated(mesh):
