@@ -133,6 +133,7 @@ def referenced(
     return placed, {key: place(key, v) if key in host[1] else v for key, v in kwargs.items()}, objects
 
 
+_MISSING = object()
 _given: "contextvars.ContextVar[Mapping[HostReference, object]]" = contextvars.ContextVar("partjit_host_objects")
 
 
@@ -189,14 +190,14 @@ def _value_of(node: object) -> object:
         return node.value
     if not isinstance(node, HostReference):
         return node
-    objects = _given.get({})
-    if node not in objects:
+    found = _given.get({}).get(node, _MISSING)
+    if found is _MISSING:
         raise RuntimeError(
             f"{node.path} is a host argument of {node.owner}, whose value is known until {node.owner} returns; a call "
             "that needs it was made afterwards, as by the backward pass of an eager jax.grad: differentiate inside of "
             "a partjit.pjit, or make the argument static"
         )
-    return objects[node]
+    return found
 
 
 def is_placeholder(node: object) -> bool:

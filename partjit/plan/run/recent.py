@@ -357,7 +357,7 @@ class Recent:
             return lambda args, _: [args[i] for i in positions]
 
         def read(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Sequence[Any]:
-            found = tree_leaves(self._separated(args, kwargs)[:2])
+            found = tree_leaves(self._separated(args, kwargs)[:2] if self._has_statics else (args, kwargs))
             return [found[i] for i in leaves]
 
         return read
