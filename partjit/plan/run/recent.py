@@ -6,7 +6,7 @@ What has to be equal is compared by identity first: types and shardings of array
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from partjit._jax.caches import CacheGroup
 from partjit._jax.dispatch import FastPath, make_cpp_function, results_are_checked
 from partjit._jax.tracing import is_eager, trace_context
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.arguments import Numbered, positions
+from partjit.arguments import Numbered
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import Stream, entered_stream
@@ -25,6 +25,7 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.kinds import KINDS, are_arguments, flat_arguments, numbers_of
 from partjit.plan.run.placing import Placing
 from partjit.plan.run.run import Run
+from partjit.plan.run.separation import Separation, Statics
 from partjit.retiring import delete_consumed
 
 __all__ = ["Recent", "is_watched"]
@@ -37,13 +38,6 @@ _MOST = 1024
 """Those that are known: batches of many lengths, for instance. The others are found by a hash."""
 
 
-_Typed: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
-"""The static arguments of a call, each with its number or name and its type: 1 and True are equal. Of host arguments
-only the number or name."""
-
-
-_Call: TypeAlias = tuple[object, PyTreeDef, list[object], _Typed, Plan, Placing, Run, PyTreeDef, "_Report | None"]
-
 _Report: TypeAlias = Callable[[Sequence[object]], None]
 """What warns of arguments that are resharded, or refuses them, as is requested at the time; from the flat arguments."""
 
@@ -51,10 +45,35 @@ _Continue: TypeAlias = Callable[[Sequence[object]], PyTree]
 """What does the rest of a plan whose first fragment was dispatched, from the arguments, flat or not, to the result."""
 
 
-_Front: TypeAlias = tuple[_Typed, Callable[..., _Continue | None], bool]
+_Front: TypeAlias = tuple[Statics, Callable[..., _Continue | None], bool]
 """The static arguments of calls; a C++ function that recognizes such calls by the others, dispatches their first
 fragments, and returns what does the rest; and whether one of those reads leaves that are no arguments themselves: then
 all are given the flat arguments."""
+
+
+class _Call(NamedTuple):
+    """A kind of calls.
+
+    Attributes:
+        context: everything besides its arguments that such a call depends on.
+        tree, kinds: the structure of its arguments without static ones, and what has to be equal of these.
+        statics: the static arguments.
+        plan, run: the plan, and the same compiled.
+        placing: what is done with the arguments.
+        out_tree: the structure of the result.
+        report: reports the arguments that are resharded; None if there are none.
+    """
+
+    context: object
+    tree: PyTreeDef
+    kinds: list[object]
+    statics: Statics
+    plan: Plan
+    placing: Placing
+    run: Run
+    out_tree: PyTreeDef
+    report: _Report | None
+
 
 _LEAST, _LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
@@ -73,13 +92,11 @@ class Recent:
     """
 
     def __init__(self, static: Numbered, host: Numbered) -> None:
-        self._static = static
-        self._host = host
-        self._has_statics = any((*static, *host))
+        self._separated = Separation(static, host)
+        self._has_statics = self._separated.is_needed
         self._last: tuple[_Call, ...] = ()
         self._known: dict[Hashable, _Call] = {}  # these, and earlier ones
         self._remembering = threading.RLock()  # a finalizer, or a hash of the user, may come in between
-        self._layouts: dict[int, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}  # see `_layout`
         self._fronts: tuple[_Front, ...] = ()
         self._waits: dict[PyTreeDef, Sequence[int]] = {}  # see `_awaited`
         self._waits_in_trees = False
@@ -104,7 +121,7 @@ class Recent:
         """
         if not self._last:
             return None
-        statics: _Typed = ()
+        statics: Statics = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
         if self._waits and recognized is None:  # else other processes have to know of it before something fails
@@ -132,18 +149,17 @@ class Recent:
         call = self._recognized(own_tree, found, statics)
         if call is None:
             return None
-        _, _, kinds, _, plan, placing, run, out_tree, report = call
-        if report is not None:
-            report(leaves)
+        if call.report is not None:
+            call.report(leaves)
         if recognized is not None:
-            recognized(plan)
-        kinds[:] = found  # the next call, with results of this one, is compared with these by identity
+            recognized(call.plan)
+        call.kinds[:] = found  # the next call, with results of this one, is compared with these by identity
         try:
-            placed = placing.apply(leaves)
+            placed = call.placing.apply(leaves)
         except OverflowError:  # whoever does not know the call says which integer has too many bits
             return None
         try:
-            return run(placed, out_tree), None, False
+            return call.run(placed, call.out_tree), None, False
         finally:  # a call that fails has consumed them as well
             if retires:
                 delete_consumed(leaves)
@@ -177,11 +193,11 @@ class Recent:
         self.has_learned = self.has_learned or (self._has_waited and not waits)
         self._has_waited = waits
 
-    def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: _Typed) -> _Call | None:
+    def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: Statics) -> _Call | None:
         """The last call like one with such arguments, if it is known."""
         context = _context()
         for call in self._last:
-            if kinds == call[2] and tree == call[1] and statics == call[3] and context == call[0]:
+            if kinds == call.kinds and tree == call.tree and statics == call.statics and context == call.context:
                 return call
         if len(self._known) <= _FIRST:
             return None
@@ -197,7 +213,7 @@ class Recent:
         """Whether a call with these arguments is like one of the last ones."""
         if not self._last or not is_eager():
             return False
-        statics: _Typed = ()
+        statics: Statics = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
         flat = flat_arguments(args, kwargs)
@@ -231,11 +247,10 @@ class Recent:
         if all(type(leaf) in KINDS for leaf in leaves):
             kinds = [KINDS[type(leaf)](leaf) for leaf in leaves]
             statics = self._separated(args, kwargs)[2]
-            context = _context()
-            call = context, tree, kinds, statics, plan, placing, run, out_tree, report
+            call = _Call(_context(), tree, kinds, statics, plan, placing, run, out_tree, report)
             with self._remembering:
                 self._last = (call, *self._last)[:_FIRST]
-                self._known[context, tree, tuple(kinds), statics] = call
+                self._known[call.context, tree, tuple(kinds), statics] = call
                 if len(self._known) > _MOST:
                     del self._known[next(iter(self._known))]
             if run.rest is not None and placing.for_calls() is not None:
@@ -244,7 +259,7 @@ class Recent:
                     is_flat = is_flat or any(was_flat for known, _, was_flat in self._fronts if known == statics)
                     self._renew_front(statics, is_flat, plan.name)
 
-    def _renew_front(self, statics: _Typed, is_flat: bool, name: str) -> None:
+    def _renew_front(self, statics: Statics, is_flat: bool, name: str) -> None:
         """Makes a new C++ function for calls: the old one does not ask again for those that it did not know."""
         learn = partial(self._learn_by_front, statics, is_flat)
         front = make_cpp_function(learn, name, learn, ((), ()), object())
@@ -279,7 +294,7 @@ class Recent:
         return go_on(leaves if is_flat else args), None, False
 
     def _learn_by_front(
-        self, statics: _Typed, is_flat: bool, *args: PyTree, **kwargs: PyTree
+        self, statics: Statics, is_flat: bool, *args: PyTree, **kwargs: PyTree
     ) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
         flat = flat_arguments(args, kwargs)
@@ -289,21 +304,20 @@ class Recent:
         call = self._recognized(own_tree, found, statics)
         if call is None:
             return None, None, False
-        *_, plan, placing, run, out_tree, _ = call
-        if run.rest is not None and any(type(leaves[i]) is PendingArray for i in run.rest.dispatched):
+        rest, moves = call.run.rest, call.placing.for_calls()
+        if rest is not None and any(type(leaves[i]) is PendingArray for i in rest.dispatched):
             with self._remembering:
                 if own_tree not in self._waits:
                     known = self._waits if len(self._waits) < _MOST else {}
-                    self._waits = {**known, own_tree: run.rest.dispatched}
-                    self._waits_in_trees |= not are_arguments(own_tree, run.rest.dispatched)
-                    self._renew_front(statics, is_flat, plan.name)
+                    self._waits = {**known, own_tree: rest.dispatched}
+                    self._waits_in_trees |= not are_arguments(own_tree, rest.dispatched)
+                    self._renew_front(statics, is_flat, call.plan.name)
             return None, None, False
-        moves = placing.for_calls()
-        if run.rest is None or moves is None or not run.rest.are_taken(leaves):
+        if rest is None or moves is None or not rest.are_taken(leaves):
             return None, None, False
         numbers = range(own_tree.num_leaves) if is_flat else numbers_of(own_tree)
         self.has_learned = True
-        return None, run.rest.fast_path(out_tree, moves, numbers), False
+        return None, rest.fast_path(call.out_tree, moves, numbers), False
 
     def short_cut(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], is_fit: Callable[[Any], bool]
@@ -317,7 +331,7 @@ class Recent:
         Returns:
             None where there is no such way.
         """
-        statics: _Typed = ()
+        statics: Statics = ()
         count = len(args)
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
@@ -329,63 +343,21 @@ class Recent:
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         if call is None or PendingArray in map(type, arrays) or not all(map(is_fit, arrays)):
             return None
-        *_, placing, run, out_tree, _ = call
-        moves = placing.for_calls()
-        if run.rest is None or moves is None or not run.rest.are_taken(leaves):
+        rest, moves = call.run.rest, call.placing.for_calls()
+        if rest is None or moves is None or not rest.are_taken(leaves):
             return None
         known = self._short_cuts.get(id(call))
         if known is None or known[0] is not call:
-            read = self._reading(own_tree, run.rest.inputs, count)
-            known = call, run.rest.short_cut(out_tree, moves, read)
+            read = self._separated.reading(own_tree, rest.inputs, count)
+            known = call, rest.short_cut(call.out_tree, moves, read)
             if known[1] is not None:
                 self._short_cuts = {**(self._short_cuts if len(self._short_cuts) < _MOST else {}), id(call): known}
-        return None if known[1] is None else (known[1], run.rest.streams)
-
-    def _reading(
-        self, tree: PyTreeDef, leaves: Sequence[int], count: int
-    ) -> Callable[[tuple[PyTree, ...], dict[str, PyTree]], Sequence[Any]]:
-        """What returns some leaves of the arguments of a call.
-
-        Args:
-            tree: the structure of the arguments that are neither static nor of the host.
-            leaves: which of theirs.
-            count: how many positional arguments there are.
-        """
-        if are_arguments(tree, leaves):
-            dynamic, numbers = self._layout(count)[2], numbers_of(tree)
-            positions = [dynamic[numbers[i]] for i in leaves]
-            return lambda args, _: [args[i] for i in positions]
-
-        def read(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Sequence[Any]:
-            found = tree_leaves(self._separated(args, kwargs)[:2] if self._has_statics else (args, kwargs))
-            return [found[i] for i in leaves]
-
-        return read
+        return None if known[1] is None else (known[1], rest.streams)
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
         with self._remembering:
             self._last, self._known, self._fronts, self._waits, self._short_cuts = (), {}, (), {}, {}
-
-    def _separated(
-        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
-    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], _Typed]:
-        """The arguments without static and host arguments, and these."""
-        static, host, dynamic = self._layouts.get(len(args)) or self._layout(len(args))
-        typed = [(i, type(args[i]), args[i]) for i in static] + [(i, object, None) for i in host]
-        if kwargs:
-            names, host_names = self._static[1], self._host[1]
-            typed += [(name, type(kwargs[name]), kwargs[name]) for name in names if name in kwargs]
-            typed += [(name, object, None) for name in host_names if name in kwargs]
-            kwargs = {name: value for name, value in kwargs.items() if name not in names and name not in host_names}
-        return tuple([args[i] for i in dynamic]), kwargs, tuple(typed)
-
-    def _layout(self, count: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Which of so many positional arguments are static, of the host, and neither."""
-        static, host = (positions(numbered[0], count) for numbered in (self._static, self._host))
-        dynamic = [i for i in range(count) if i not in static | host]
-        self._layouts[count] = layout = sorted(static), sorted(host), dynamic
-        return layout
 
 
 def is_watched(streams: Iterable[Stream]) -> bool:
