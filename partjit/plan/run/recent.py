@@ -25,7 +25,7 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.kinds import KINDS, are_arguments, flat_arguments, numbers_of
 from partjit.plan.run.placing import Placing
 from partjit.plan.run.run import Run
-from partjit.plan.run.separation import Separation, Statics
+from partjit.plan.run.separation import Separation, TypedStatics
 from partjit.retiring import delete_consumed
 
 __all__ = ["Recent", "is_watched"]
@@ -45,7 +45,7 @@ _Continue: TypeAlias = Callable[[Sequence[object]], PyTree]
 """What does the rest of a plan whose first fragment was dispatched, from the arguments, flat or not, to the result."""
 
 
-_Front: TypeAlias = tuple[Statics, Callable[..., _Continue | None], bool]
+_Front: TypeAlias = tuple[TypedStatics, Callable[..., _Continue | None], bool]
 """The static arguments of calls; a C++ function that recognizes such calls by the others, dispatches their first
 fragments, and returns what does the rest; and whether one of those reads leaves that are no arguments themselves: then
 all are given the flat arguments."""
@@ -67,7 +67,7 @@ class _Call(NamedTuple):
     context: object
     tree: PyTreeDef
     kinds: list[object]
-    statics: Statics
+    statics: TypedStatics
     plan: Plan
     placing: Placing
     run: Run
@@ -121,7 +121,7 @@ class Recent:
         """
         if not self._last:
             return None
-        statics: Statics = ()
+        statics: TypedStatics = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
         if self._waits and recognized is None:  # else other processes have to know of it before something fails
@@ -193,7 +193,7 @@ class Recent:
         self.has_learned = self.has_learned or (self._has_waited and not waits)
         self._has_waited = waits
 
-    def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: Statics) -> _Call | None:
+    def _recognized(self, tree: PyTreeDef, kinds: list[object], statics: TypedStatics) -> _Call | None:
         """The last call like one with such arguments, if it is known."""
         context = _context()
         for call in self._last:
@@ -213,7 +213,7 @@ class Recent:
         """Whether a call with these arguments is like one of the last ones."""
         if not self._last or not is_eager():
             return False
-        statics: Statics = ()
+        statics: TypedStatics = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
         flat = flat_arguments(args, kwargs)
@@ -259,7 +259,7 @@ class Recent:
                     is_flat = is_flat or any(was_flat for known, _, was_flat in self._fronts if known == statics)
                     self._renew_front(statics, is_flat, plan.name)
 
-    def _renew_front(self, statics: Statics, is_flat: bool, name: str) -> None:
+    def _renew_front(self, statics: TypedStatics, is_flat: bool, name: str) -> None:
         """Makes a new C++ function for calls: the old one does not ask again for those that it did not know."""
         learn = partial(self._learn_by_front, statics, is_flat)
         front = make_cpp_function(learn, name, learn, ((), ()), object())
@@ -294,7 +294,7 @@ class Recent:
         return go_on(leaves if is_flat else args), None, False
 
     def _learn_by_front(
-        self, statics: Statics, is_flat: bool, *args: PyTree, **kwargs: PyTree
+        self, statics: TypedStatics, is_flat: bool, *args: PyTree, **kwargs: PyTree
     ) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
         flat = flat_arguments(args, kwargs)
@@ -331,7 +331,7 @@ class Recent:
         Returns:
             None where there is no such way.
         """
-        statics: Statics = ()
+        statics: TypedStatics = ()
         count = len(args)
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)

@@ -9,11 +9,11 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
 from partjit.plan.run.kinds import are_arguments, numbers_of
 
-__all__ = ["Separation", "Statics"]
+__all__ = ["Separation", "TypedStatics"]
 
-Statics: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
-"""The static arguments of a call, each with its number or name and its type: 1 and True are equal. Of host arguments
-only the number or name."""
+TypedStatics: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
+"""The static arguments of a call, each with its number or name and, before it, its type: 1 and True are equal, and only
+values of one type are compared. Of host arguments only the number or name."""
 
 
 class Separation:
@@ -34,7 +34,7 @@ class Separation:
 
     def __call__(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
-    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], Statics]:
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], TypedStatics]:
         """The arguments without static and host arguments, and these."""
         static, host, dynamic = self._layouts.get(len(args)) or self._layout(len(args))
         statics = [(i, type(args[i]), args[i]) for i in static] + [(i, object, None) for i in host]
