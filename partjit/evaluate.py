@@ -34,7 +34,8 @@ from partjit.compile import lower
 from partjit.mesh import has_explicit_axes
 from partjit.nan_sources import evaluated
 from partjit.placement import misplaced, reshard
-from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+from partjit.primitive import device_witness, pjit_p, sharding_constraint_p, shardings_of
+from partjit.structs import with_devices_of
 from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches
 
@@ -72,6 +73,9 @@ def are_pending(values: Sequence[object]) -> bool:
 
 @pjit_p.def_impl
 def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
+    mesh = with_devices_of(values, params["mesh"])
+    if mesh is not params["mesh"]:  # what was traced without devices is evaluated
+        params = params | {"mesh": mesh, "witness": device_witness(mesh)}
     params = with_free_dimensions_settled(values, params)
     if is_program_with_calls(params["jaxpr"]):
         plan = plans.plan_of(values, **params)

@@ -7,18 +7,19 @@ Plain functions of a definition (what `pjit` was given) and the arguments of a c
 import dataclasses
 import functools
 import inspect
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.core import AbstractValue, Tracer
+from jax.core import AbstractValue, ShapedArray, Tracer
 from jax.sharding import Mesh
 
 from partjit import lazy, rules
 from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.tracing import transformed
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.argument_specs import spec_of_array, specs_of_arguments
 from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_argument, check_call, flatten_arguments
@@ -31,11 +32,10 @@ from partjit.mesh import (
     ambient_or_abstract_mesh,
     describe_mesh,
     has_explicit_axes,
-    is_abstract_mesh,
     program_mesh,
 )
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
-from partjit.structs import abstract_mesh_of, on_devices, require_devices
+from partjit.structs import abstract_mesh_of, on_devices, require_devices, with_devices_of
 from partjit.trace import trace
 from partjit.trees import Values, broadcast_specs
 from partjit.typed import own_type, requested_type, with_result_types
@@ -190,8 +190,7 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
             "set in this thread. Enter one with `with partjit.Mesh(devices, axis_names):`, or set one with "
             "partjit.set_mesh(mesh)"
         )
-    if is_abstract_mesh(mesh):
-        mesh = next(_meshes_of_shape(mesh, arguments.leaves), mesh)
+    mesh = with_devices_of(arguments.leaves, mesh)
     arguments = on_devices(arguments, mesh)
     require_devices(arguments, in_specs, definition.name, mesh)
     if has_explicit_axes(mesh):
@@ -332,28 +331,32 @@ def _beside_auto(spec: Spec | Auto, leaf: object) -> Spec:
     return spec_of_array(leaf, "", "") if isinstance(spec, UnspecifiedValue) and is_committed else spec
 
 
-def _meshes_of_shape(mesh: Mesh, leaves: Sequence[object]) -> Iterator[Mesh]:
-    """The meshes of arrays that have the axes of an abstract one: in a call, they say on which devices it runs."""
-    for leaf in leaves:
-        own = getattr(getattr(leaf, "sharding", None), "mesh", None) if isinstance(leaf, jax.Array) else None
-        if isinstance(own, Mesh) and (own.shape_tuple, own.axis_types) == (mesh.shape_tuple, mesh.axis_types):
-            yield own
-
-
 def _meshes_of_arrays(leaves: Sequence[object]) -> list[Mesh]:
-    """The meshes of arrays on the ambient mesh's devices in another shape: one is the program's if it has no spec."""
+    """The meshes of arrays one of which is that of a program without specs.
+
+    These are the meshes on the ambient one's devices in another shape or, if there is none, those with Explicit axes,
+    which types are over.
+    """
     ambient = ambient_mesh()
-    return [
-        leaf.sharding.mesh
-        for leaf in leaves
-        if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, Tracer)
-        and isinstance(leaf.sharding, jax.sharding.NamedSharding)
-        and isinstance(leaf.sharding.mesh, Mesh)
-        and not ambient.empty
-        and leaf.sharding.mesh.shape != ambient.shape
-        and leaf.sharding.device_set == {*ambient.devices.flat}
-    ]
+    if ambient.empty:
+        return [mesh for mesh in map(_mesh_in_type, leaves) if mesh is not None and has_explicit_axes(mesh)]
+    devices = {*ambient.devices.flat}
+    meshes = [mesh for leaf in leaves if not isinstance(leaf, Tracer) and (mesh := _mesh_of(leaf)) is not None]
+    return [mesh for mesh in meshes if mesh.shape != ambient.shape and {*mesh.devices.flat} == devices]
+
+
+def _mesh_in_type(leaf: object) -> Mesh | None:
+    """The mesh of an array; of one that is staged that in its type, which has no devices."""
+    leaf = transformed(leaf)
+    aval = jax.typeof(leaf) if isinstance(leaf, Tracer) else None
+    return cast(Mesh, aval.sharding.mesh) if isinstance(aval, ShapedArray) else _mesh_of(leaf)
+
+
+def _mesh_of(leaf: object) -> Mesh | None:
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+    if isinstance(sharding, jax.sharding.NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    return None
 
 
 def _check_keywords(definition: Definition, kwargs: dict[str, PyTree]) -> None:

@@ -16,10 +16,10 @@ from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.arguments import Arguments
 from partjit.errors import ShardingError
-from partjit.mesh import describe_mesh
+from partjit.mesh import describe_mesh, is_abstract_mesh
 from partjit.spec import ParsedPartitionSpec, Spec
 
-__all__ = ["abstract_mesh_of", "is_abstract", "on_devices", "require_devices"]
+__all__ = ["abstract_mesh_of", "is_abstract", "on_devices", "require_devices", "with_devices_of"]
 
 Struct: TypeAlias = jax.ShapeDtypeStruct | ShapedArray
 
@@ -61,6 +61,17 @@ def abstract_mesh_of(arguments: Arguments, specs: Sequence[ParsedPartitionSpec],
             )
     # An abstract mesh is passed wherever a mesh is: it only has no devices.
     return cast(Mesh, found[0][1]) if found else None
+
+
+def with_devices_of(values: Sequence[object], mesh: Mesh) -> Mesh:
+    """A mesh or, if it is abstract, one of those of arrays that have its axes: in a call they say where it runs."""
+    if not is_abstract_mesh(mesh):
+        return mesh
+    for value in values:
+        own = getattr(getattr(value, "sharding", None), "mesh", None) if isinstance(value, jax.Array) else None
+        if isinstance(own, Mesh) and (own.shape_tuple, own.axis_types) == (mesh.shape_tuple, mesh.axis_types):
+            return own
+    return mesh
 
 
 def require_devices(arguments: Arguments, specs: Sequence[Spec], name: str, mesh: Mesh) -> None:

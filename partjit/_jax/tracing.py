@@ -8,7 +8,7 @@ from typing import Any
 
 from jax._src import api_util, config, core, tree_util
 from jax._src import linear_util as lu
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.mesh import empty_abstract_mesh
 from jax.core import AbstractValue, ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo, Primitive
@@ -34,6 +34,7 @@ __all__ = [
     "trace_context",
     "trace_state_clean",
     "trace_to_jaxpr",
+    "transformed",
     "tree_prefix_errors",
     "type_in_program",
     "typed_like",
@@ -64,6 +65,16 @@ def is_staged() -> bool:
     while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
     return trace is not None
+
+
+def transformed(value: object) -> object:
+    """What eager transformations compute with in the place of a tracer of theirs; anything else as it is.
+
+    An eager `jax.vmap` has the whole array, an eager `jax.grad` the primal value.
+    """
+    while isinstance(value, ad.JVPTracer | ad.LinearizeTracer | batching.BatchTracer):
+        value = value.val if isinstance(value, batching.BatchTracer) else value.primal
+    return value
 
 
 def trace_context() -> tuple[Hashable, Hashable]:
