@@ -10,6 +10,8 @@ from jax.sharding import AxisType, NamedSharding
 
 import partjit
 from partjit import UNSPECIFIED, P, pjit, with_sharding_constraint
+from partjit._jax.tracing import ShardingTypeError
+from partjit.colocated import colocated_python
 from tests.effort import EVERYTHING
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
@@ -188,3 +190,78 @@ def test_a_mesh_that_was_first_seen_while_ambient_is_known_outside_as_well():
     with mesh:
         jax.jit(function)(X)
     np.testing.assert_allclose(jax.jit(lambda x: function(x))(X), np.sin(X), rtol=1e-6)
+
+
+def logged(fun, **options):
+    """A program with a call of Python on each of its arguments."""
+    log = colocated_python(lambda x: None, out_specs_fn=lambda x: None)
+
+    def with_calls(*args):
+        for x in args:
+            log(x)
+        return fun(*args)
+
+    return pjit(with_calls, **options)
+
+
+def in_turns(x, n):
+    """A loop that logs the number of each iteration and what it carries."""
+    log = colocated_python(lambda i, x: None, out_specs_fn=lambda i, x: None)
+    return jax.lax.fori_loop(0, n, lambda i, x: (log(i, x), x * 2 + i)[1], x)
+
+
+# Each takes the transformation (`jax.jit`, or one of ours), an array over both axes, and one over the first.
+WITHOUT_MESH = {
+    "elements": lambda jit, a, c: jit(lambda x, y: x * 2 + y)(a, c),
+    "a sum": lambda jit, a, c: jit(lambda x: jnp.sum(x, 0))(a),
+    "a constant": lambda jit, a, c: jit(lambda x: (x + jnp.ones((8, 8)), jnp.arange(3)))(a),
+    "a product": lambda jit, a, c: jit(lambda x, y: x @ y)(c, jnp.ones((8, 3))),
+    "a product that types leave open": lambda jit, a, c: jit(lambda x: x.T @ x)(a),
+    "scan": lambda jit, a, c: jit(lambda x: jax.lax.scan(lambda x, i: (x + i, None), x, jnp.arange(3.0))[0])(a),
+    "over a sharded dimension": lambda jit, a, c: jit(lambda x: jax.lax.scan(lambda s, r: (s + r, r), 0 * x[0], x))(c),
+    "cond": lambda jit, a, c: jit(lambda x: jax.lax.cond(jnp.sum(x) > 0, lambda x: x * 2, lambda x: x, x))(c),
+    "constraint": lambda jit, a, c: jit(lambda x: jax.sharding.reshard(x, NamedSharding(MESH, P("y"))))(a),
+    "shard_map": lambda jit, a, c: jit(jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("x"), out_specs=P("x")))(c),
+    "vmap": lambda jit, a, c: jax.vmap(jit(lambda x: x * 2))(c),
+    "vmap inside": lambda jit, a, c: jit(jax.vmap(lambda x: x * 2))(c),
+    "grad inside": lambda jit, a, c: jit(jax.grad(lambda x: jnp.sum(jnp.sin(x) * x)))(a),
+    "jvp": lambda jit, a, c: jax.jvp(jit(lambda x: jnp.sin(x)), (a,), (a,)),
+    "vjp": lambda jit, a, c: jax.vjp(jit(lambda x: jnp.sin(x) * x), a)[1](a),
+    "in jit": lambda jit, a, c: jax.jit(lambda x: jax.lax.dynamic_update_slice(x, jit(lambda x: x * 2)(x), (0, 0)))(a),
+    "jit inside": lambda jit, a, c: jit(lambda x: jax.jit(lambda x: x * 2)(x) + x)(a),
+    "in itself": lambda jit, a, c: jit(lambda x: jit(lambda x: x * 2)(x) + x)(a),
+    "in a checkpoint": lambda jit, a, c: jax.jit(jax.grad(jax.checkpoint(lambda x: jnp.sum(jit(jnp.sin)(x)))))(a),
+    "out spec": lambda jit, a, c: jit(lambda x: x * 2, out_shardings=NamedSharding(MESH, P("y")))(a),
+    "compiled": lambda jit, a, c: jit(lambda x: x * 2).lower(a).compile()(a),
+    "a number beside": lambda jit, a, c: jit(lambda x, n: x * n)(a, 2.0),
+    "of its result": lambda jit, a, c: jit(lambda x: x * 2)(jit(lambda x: x + 1)(a)),
+}
+REFUSED = {"a product that types leave open", "over a sharded dimension"}
+MESH = make_mesh((EXPLICIT, EXPLICIT))
+
+
+def outcome(fun, jit, *arrays):
+    """The types and values of what a program returns, or the error that jax raises."""
+    try:
+        leaves = jax.tree.leaves(fun(jit, *arrays))
+    except ShardingTypeError:
+        return ShardingTypeError
+    return [(jax.typeof(leaf), leaf.sharding.mesh, np.asarray(leaf).tolist()) for leaf in leaves]
+
+
+@pytest.mark.parametrize("name", WITHOUT_MESH)
+def test_where_no_mesh_is_set_types_are_those_of_the_arguments_as_under_jit(name):
+    """As `jax.make_mesh` makes them, and `jax.device_put` puts arrays on them."""
+    a, c = (jax.device_put(X, NamedSharding(MESH, spec)) for spec in (P("x", "y"), P("x")))
+    expected = outcome(WITHOUT_MESH[name], jax.jit, a, c)
+    assert outcome(WITHOUT_MESH[name], pjit, a, c) == expected
+    assert outcome(WITHOUT_MESH[name], logged, a, c) == expected
+    assert (expected is ShardingTypeError) == (name in REFUSED)
+
+
+@pytest.mark.parametrize("spec", [P(), P("x"), P("x", "y")], ids=str)
+def test_where_no_mesh_is_set_a_loop_hands_over_what_it_carries(spec):
+    x = jax.device_put(X, NamedSharding(MESH, spec))
+    result = pjit(lambda x: in_turns(x, 3))(x)
+    np.testing.assert_allclose(result, X * 8 + 4)
+    assert jax.typeof(result) == jax.typeof(x)
