@@ -4,7 +4,7 @@ A caller that goes on meanwhile wants the interpreter as well, and a call that i
 at first it waits a moment for calls on a thread, and goes on doing so as long as they turn out to be cheap.
 """
 
-__all__ = ["INTERRUPTED_SECONDS", "TRIAL_SECONDS", "Cheapness"]
+__all__ = ["INTERRUPTED_SECONDS", "TRIAL_SECONDS", "Cheapness", "CheapnessAhead", "Quickness"]
 
 TRIAL_SECONDS = 4e-4
 """How long a caller waits for a call on trial."""
@@ -17,6 +17,34 @@ _MOST_IN_A_ROW = 4 * _CHEAP_IN_A_ROW
 """How many are remembered. Each call that is not cheap halves them: the third one is the last in its caller."""
 INTERRUPTED_SECONDS = 20e-3
 """A call that takes less may have been cheap, while its thread did not run: the system ran others in between."""
+_QUICK_SECONDS = 50e-6
+"""To have another thread make a call, which has to get hold of the interpreter, takes about as long."""
+_QUICK_IN_A_ROW = 20
+"""How many calls must have been quick, one after another, before threads that are busy otherwise make the next ones.
+
+A slow one counts against them by what it took: one that was a little late, as the system has it, changes nothing.
+"""
+
+
+class Quickness:
+    """Whether calls of a function are so quick that no other thread is worth its while, whatever it could overlap."""
+
+    __slots__ = ("_credit",)
+
+    def __init__(self) -> None:
+        self._credit = 0.0
+
+    def measured(self, seconds: float) -> None:
+        """Takes note of how long a call took."""
+        if seconds < _QUICK_SECONDS:
+            self._credit = min(self._credit + 1, 2 * _QUICK_IN_A_ROW)
+        else:
+            self._credit = max(self._credit - seconds / _QUICK_SECONDS, 0.0)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether they were quick often enough."""
+        return self._credit >= _QUICK_IN_A_ROW
 
 
 class Cheapness:
@@ -61,6 +89,26 @@ class Cheapness:
     def may_be_cheap(self) -> bool:
         """Whether to find out how long it takes alone: now and then also if it was long, as first calls are."""
         return self._alone_in_a_row > 0 or self._calls & (self._calls - 1) == 0
+
+
+class CheapnessAhead(Cheapness):
+    """The same of calls that run ahead: another thread makes them beside the program unless they are quick."""
+
+    __slots__ = ("_quickness",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._quickness = Quickness()
+
+    def measured(self, seconds: float, alone: float | None = None) -> None:
+        """See `Cheapness`."""
+        super().measured(seconds, alone)
+        self._quickness.measured(seconds if alone is None else alone)
+
+    @property
+    def is_shown_alone(self) -> bool:
+        """See `Cheapness`."""
+        return self._quickness.is_shown and super().is_shown_alone
 
 
 def _in_a_row(before: int, seconds: float) -> int:

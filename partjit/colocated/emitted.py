@@ -4,6 +4,7 @@ import contextvars
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from partjit import events
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
+from partjit.colocated.cheapness import Quickness
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
@@ -26,20 +28,15 @@ from partjit.colocated.specialization import Specialization
 
 __all__ = ["EmittedCall", "SpecializationForExecutables"]
 
-_QUICK_SECONDS = 50e-6
-"""Handing arguments to another thread, which has to get hold of the interpreter, takes about as long."""
-_QUICK_IN_A_ROW = 20
-"""How many calls must have been quick, one after another, before threads of the devices run the next ones.
-
-A slow one counts against them by what it took: one that was a little late, as the system has it, changes nothing.
-"""
-
 
 class SpecializationForExecutables(Specialization):
     """A function specialized for calls that executables make."""
 
     _destinations: Sequence[Destination] | None = None
-    _credit = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._quickness = Quickness()
 
     def lanes(self) -> list[Lane]:
         """Those that its calls are in: of their stream, and of the object whose method it is."""
@@ -69,7 +66,7 @@ class SpecializationForExecutables(Specialization):
     @property
     def is_quick(self) -> bool:
         """Whether a thread of the devices may run it, because that costs less than handing it to another."""
-        return self._credit >= _QUICK_IN_A_ROW and self._options.uses_jax is False and self._mode == "auto"
+        return self._quickness.is_shown and self._options.uses_jax is False and self._mode == "auto"
 
     def run_emitted(
         self, arrays: Sequence[np.ndarray], stream: Stream, site: Site, node: str, parent: Call | None
@@ -99,7 +96,7 @@ class SpecializationForExecutables(Specialization):
             Failure(error, self._name, site, stream, parent, [stream] if self._lane is None else [stream, self._lane])
             if is_interrupt(error):
                 raise
-        self._credit = _credited(self._credit, time.perf_counter() - started)
+        self._quickness.measured(time.perf_counter() - started)
 
     def _run_observed(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> None:
         assert self.out_specs is not None
@@ -240,10 +237,3 @@ class EmittedCall:
     def answer_one(self, arrays: Sequence[np.ndarray], following: np.ndarray) -> Sequence[PyTree]:
         """As `answer`, where there is one device only, which has handed over all arguments."""
         return following, *self.specialization.answer([*map(owned, arrays)], self.site, self.node)
-
-
-def _credited(credit: float, seconds: float) -> float:
-    """How many quick calls a function has to its credit after another one that took so long."""
-    if seconds < _QUICK_SECONDS:
-        return min(credit + 1, 2 * _QUICK_IN_A_ROW)
-    return max(credit - seconds / _QUICK_SECONDS, 0.0)

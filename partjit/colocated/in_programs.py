@@ -214,7 +214,7 @@ class SpecializationForPrograms(Specialization):
         def submit(*leaves: Any) -> Sequence[jax.Array]:
             out_specs = self.out_specs
             if out_specs is not None:
-                is_brief = self._may_be_brief and self._cheapness.is_shown_alone
+                is_brief = self._is_brief
                 if is_brief and is_made_if_brief:
                     results = self._run_at_once(leaves, site, out_specs)
                     if results is not None:
@@ -256,8 +256,19 @@ class SpecializationForPrograms(Specialization):
         if is_run_here:
             scheduler.run_unreceived(prepared().call)
             return ()
-        return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
+        if self._ahead is None:
+            return prepared().submit()
+        return self._ahead.take(out_specs, prepared, entry, refills=not self._is_shown_brief)
 
     def _is_for_waiter(self, out_specs: OutSpecs) -> bool:
         """Whether whoever waits for a call had better run it. Calls without results run beside the caller."""
-        return bool(out_specs.leaves) and self._may_be_brief and self._cheapness.is_shown_alone
+        return bool(out_specs.leaves) and self._is_brief
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether to have another thread run the next call takes longer than the call."""
+        return self._is_shown_brief and (self._ahead is None or self._ahead.has_none)
+
+    @property
+    def _is_shown_brief(self) -> bool:
+        return self._may_be_brief and self._cheapness.is_shown_alone

@@ -12,7 +12,7 @@ from partjit._jax.arrays import ArrayImpl
 from partjit._jax.moves import moved, moved_to
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.agreement.setup import agreement_of
-from partjit.colocated.cheapness import Cheapness
+from partjit.colocated.cheapness import Cheapness, CheapnessAhead
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import check_processes_of_numpy, check_processes_of_results, colocated_sharding
 from partjit.colocated.journaling import log as journal
@@ -106,13 +106,11 @@ class PreparedFunction:
         self._is_known_to_all = self._agreement is None or out_specs is not None
         self._is_only_process = jax.process_count() == 1
         # Whether a call may take less than to have another thread run it, as far as its options are concerned.
-        self._may_be_brief = (
-            self._ahead is None and self._is_only_process and self._mode == "auto" and self._stream is None
-        )
+        self._may_be_brief = self._is_only_process and self._mode == "auto" and self._stream is None
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
-        self._cheapness = Cheapness()
+        self._cheapness = Cheapness() if self._ahead is None else CheapnessAhead()
         self._catches_up_from = 0.0  # in seconds of `time.monotonic`: from when on a caller waits for a thread again
         self._readiness = Readiness()
         self._places: dict[str, Place] = {}
@@ -170,7 +168,7 @@ class PreparedFunction:
                 f"{jax.process_index()}: give out_specs or out_specs_fn"
             )
         can_move = self._mode != "inline" and self._host_shardings is None
-        self._is_simple = self._is_here and can_move and not self._shows_state and self._ahead is None
+        self._is_simple = self._is_here and can_move and not self._shows_state
         self._is_plain = self._is_here and self.in_specs.are_positional
         self._is_prepared = True
 
@@ -190,9 +188,10 @@ class PreparedFunction:
     def _runs_simply(self, *, is_brief: bool = False) -> bool:
         """Whether a call now runs on a thread, or in one that waits for it, and takes into account its lanes alone.
 
-        That is so of one that is a part of no other, and that nobody observes or records.
+        That is so of one that is a part of no other, that nobody observes or records, and that no other is ahead of.
         """
-        is_own = self._is_simple and (self._has_own_thread or is_brief or not self._cheapness.is_shown)
+        is_on_thread = self._ahead is None and (self._has_own_thread or not self._cheapness.is_shown)
+        is_own = self._is_simple and (is_brief or is_on_thread)
         return is_own and not events.listeners and journal.current is None and not current_calls()
 
     def _entry(self, log: journal.Log, stream: Stream, node: str = "", site: Site | None = None) -> Entry | None:

@@ -58,8 +58,18 @@ class RunAhead:
         self._history = history or History()
         self._made: collections.deque[Made] = collections.deque()
 
+    @property
+    def has_none(self) -> bool:
+        """Whether no call is made ahead at present."""
+        return not self._made
+
     def take(
-        self, out_specs: OutSpecs, prepare: Callable[[], Prepared], entry: Entry | None = None
+        self,
+        out_specs: OutSpecs,
+        prepare: Callable[[], Prepared],
+        entry: Entry | None = None,
+        *,
+        refills: bool = True,
     ) -> Sequence[jax.Array]:
         """The results of the next call; submits others in its place.
 
@@ -70,6 +80,7 @@ class RunAhead:
             out_specs: the specs that the results must have.
             prepare: prepares a call.
             entry: that of the request in the journal.
+            refills: whether others are submitted.
         """
         if scheduler.is_changing_lanes():  # a finalizer: it cannot enter lanes now
             prepared = prepare()
@@ -81,7 +92,7 @@ class RunAhead:
             self._make(prepare(), self.count + 1)
             taken = self._pop()
         try:
-            while len(self._made) < self.count:
+            while refills and len(self._made) < self.count:
                 self._make(prepare(), self.count)
         except BaseException:  # an interrupt, or a deadlock
             taken.give_back()

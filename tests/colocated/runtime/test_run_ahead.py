@@ -1,6 +1,8 @@
 """Calls made ahead have not happened until they are taken: neither to other methods nor to the program."""
 
+import contextlib
 import gc
+import math
 import threading
 import time
 import weakref
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 import partjit
 from partjit import colocated
 from partjit._jax.arrays import ArrayImpl
-from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated import cheapness, colocated_python, colocated_python_class
 from partjit.colocated.runtime import streams
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -397,3 +399,27 @@ def test_there_is_no_state_where_methods_may_overlap():
     deadline = time.monotonic() + 30
     while int(methods["where"]()) < 3:
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "slow"])
+@pytest.mark.parametrize("cls", [Forgetful, Exact], ids=["Forgetful", "Exact"])
+def test_quick_calls_are_made_when_a_program_requests_them(cls, quick, monkeypatch):
+    """Each once, in their order, beside another method; after a failure and a reset as well."""
+    monkeypatch.setattr(cheapness, "_QUICK_SECONDS", math.inf if quick else 1e-9)
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", math.inf)
+    numbers = cls(end=70)
+    following = numbers.next.specialize(out_specs=scalar, run_ahead=2)
+    seek = numbers.seek.specialize(out_specs=scalar)
+    program = partjit.pjit(lambda: jax.lax.scan(lambda last, _: (following(), last), jnp.int32(0), None, 30))
+    for start in (0, 30):
+        last, found = program()
+        assert [*found[1:], last] == [*range(start + 1, start + 31)]
+    assert following.discard_ahead() == (0 if quick else 2)
+    with pytest.raises(LookupError, match="no more than 70"):
+        jax.block_until_ready(program())
+    with contextlib.suppress(LookupError):  # of calls that were submitted behind it
+        colocated.wait()
+    following.discard_ahead()
+    float(seek(jnp.int32(10)))
+    last, found = program()
+    assert [*found[1:], last] == [*range(11, 41)]
