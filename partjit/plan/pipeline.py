@@ -20,7 +20,7 @@ from partjit.colocated.runtime.streams import Stream
 from partjit.devices import is_over_processes
 from partjit.plan.ir.legality import check_stage
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import Block, Branch, Group, Loop, VarBlock, VarLoop, VarNode
+from partjit.plan.ir.nodes import Block, Branch, Group, Loop, VarBlock, VarBranch, VarLoop, VarNode
 from partjit.plan.ir.untyped import over_auto_axes
 from partjit.plan.ir.verify import verify
 from partjit.plan.ir.walk import is_host, variables, with_blocks
@@ -33,7 +33,8 @@ from partjit.plan.passes.emit import emit
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, is_copied_for_calls, replicated
-from partjit.plan.passes.from_numbers import counted, counters_among, with_own_predicates
+from partjit.plan.passes.from_numbers import Numbers, counters_among, with_own_predicates
+from partjit.plan.passes.from_numbers import counted as counted_along
 from partjit.plan.passes.host_thread import is_for_host_thread, makes_brief_calls
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
@@ -59,6 +60,7 @@ def structured(
     executables: Executables | None = None,
     *,
     carried: slice | None = None,
+    counted: Collection[int] = (),
 ) -> VarBlock:
     """The program of a closed jaxpr, with its calls, loops and branches as nodes.
 
@@ -68,6 +70,7 @@ def structured(
         caller: the stream of the caller, if the program names it as well, so that both are one order.
         executables: what its executables can do; None if no call is to be a part of them.
         carried: if it is an iteration, which of its arguments are carried: if the host drives it, it may reuse these.
+        counted: which of them follow from the number of the iteration: then it knows these.
 
     Raises:
         ValueError: a call is where the host cannot make it.
@@ -79,7 +82,8 @@ def structured(
 
     block: VarBlock = Block.of_jaxpr(jaxpr)
     if executables is not None and carried is not None:
-        executables = executables._replace(donated=frozenset(block.inputs[carried]))
+        own = Numbers(counters=frozenset(block.inputs[k] for k in counted) if executables.make_calls else frozenset())
+        executables = executables._replace(donated=frozenset(block.inputs[carried]), numbers=own)
     passes: list[tuple[Callable[[VarBlock], VarBlock], str]] = [
         (partial(inline, caller=caller), "inlined"),
         (prune, "inlined"),
@@ -178,6 +182,7 @@ def _partitioned(
         outs = [or_unspecified(shardings.get(var)) for var in node.outputs]
         ins = [or_unspecified(sharding_of(atom)) for atom in given]
         blocks = []
+        own = executables._replace(numbers=_known_in_iterations(node, executables))
         for inner in node.blocks:
             awaited = (
                 _awaited_next(node)
@@ -186,10 +191,17 @@ def _partitioned(
             )
             donated = [k >= len(node.captured) for k in range(len(given))]
             inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited=awaited)
-            blocks.append(_partitioned(inner, inside, executables, default, shardings))
+            blocks.append(_partitioned(inner, inside, own, default, shardings))
         return with_blocks(node, blocks)
 
     return dataclasses.replace(made, nodes=tuple(map(nested, made.nodes)))
+
+
+def _known_in_iterations(node: VarLoop | VarBranch, executables: Executables) -> Numbers:
+    """The number of the iteration of a loop, if the host knows it."""
+    if not isinstance(node, Loop) or node.counter is None or node.trip_count is None or not executables.make_calls:
+        return Numbers()
+    return Numbers(counters=frozenset([node.carried[node.counter]]))
 
 
 def _awaited_next(loop: VarLoop) -> Collection[Var]:
@@ -242,7 +254,7 @@ def make_plan(
         counters = counters_among(inline(Block.of_jaxpr(jaxpr), caller), arrays, known)
     executables = Executables.of(mesh, default, known, counters, keep_where(arguments, donated))
     program = structured(jaxpr, mesh, caller, executables)
-    along = counted(program, executables.numbers)
+    along = counted_along(program, executables.numbers)
     check_devices(program, mesh)
     shardings: dict[Var, Sharding | None] = {}
     copied = [arguments[i] for i in on_devices if executables.wait_for_calls and is_copied_for_calls(arguments[i])]
@@ -252,7 +264,7 @@ def make_plan(
         program, shardings = named, {}
         partitioned = _partitioned(program, edges, executables, default, shardings)
     # Which the plan's source means something else by.
-    names = Names("wait", "release", "read", "know", "range", "_")
+    names = Names("wait", "release", "read", "know", "count", "range", "_")
     info = jaxpr.jaxpr.debug_info
     paths = known_paths(info.arg_names, len(in_shardings), "x[{}]")
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit
-from partjit.colocated import colocated_python, colocated_python_class, emitted
+from partjit.colocated import cheapness, colocated_python, colocated_python_class
 from partjit.colocated.runtime import answering
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop
 from partjit.plan.passes import choose_emitted, cost, gather
@@ -398,7 +398,7 @@ def test_functions_see_the_context_of_the_caller(mesh):
 @pytest.mark.parametrize("has_results", [True, False])
 def test_functions_see_the_settings_of_the_caller(mesh, monkeypatch, has_results):
     """In the threads of eight devices too, where results are numbers of 64 bits."""
-    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 0)  # threads of the devices run those without results as well
+    monkeypatch.setattr(cheapness, "_QUICK_IN_A_ROW", 0)  # threads of the devices run those without results as well
 
     def half(x):
         note(jax.config.jax_enable_x64)
@@ -718,8 +718,8 @@ def test_a_recording_has_every_call_and_where_it_comes_from():
 def test_quick_calls_run_in_threads_of_the_devices(mesh, spec, monkeypatch):
     """In their order, and with failures as those of other calls without results; of two calls in an iteration too."""
     monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
-    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 5)
-    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 1.0)
+    monkeypatch.setattr(cheapness, "_QUICK_IN_A_ROW", 5)
+    monkeypatch.setattr(cheapness, "_QUICK_SECONDS", 1.0)
 
     def look(i, x):
         rendezvous.logs["threads"].append(threading.get_ident())
@@ -756,8 +756,8 @@ def test_quick_calls_run_in_threads_of_the_devices(mesh, spec, monkeypatch):
 
 def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
     monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
-    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
-    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.2)
+    monkeypatch.setattr(cheapness, "_QUICK_IN_A_ROW", 3)
+    monkeypatch.setattr(cheapness, "_QUICK_SECONDS", 0.2)
 
     def look(i, waits):
         rendezvous.logs["threads"].append(threading.get_ident())
@@ -777,8 +777,8 @@ def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
 
 def test_a_single_call_that_is_a_little_late_leaves_the_others_where_they_are(monkeypatch):
     monkeypatch.setattr(gather, "MOST_ITERATIONS", 1)
-    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
-    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.2)
+    monkeypatch.setattr(cheapness, "_QUICK_IN_A_ROW", 3)
+    monkeypatch.setattr(cheapness, "_QUICK_SECONDS", 0.2)
 
     def look(i, late):
         rendezvous.logs["threads"].append(threading.get_ident())

@@ -694,8 +694,8 @@ def test_a_plan_is_printed_and_drawn_with_its_loops_and_branches():
     assert any(isinstance(node, Branch) for node in walk(plan.nodes))
     drawn = plan.to_mermaid()
     assert all(part in drawn for part in ('subgraph loop["loop: 3 iterations"]', 'subgraph branch["branch: one of 2"]'))
-    assert repr(plan) == "<plan of fun: 3 fragments, 2 calls, 0 transfers, 1 loop, 1 branch>"
-    assert [*plan.graph.nodes] == ["arguments", "fragment_0", "loop", "fragment_2", "results"]
+    assert repr(plan) == "<plan of fun: 4 fragments, 2 calls, 0 transfers, 1 loop, 1 branch>"
+    assert [*plan.graph.nodes] == ["arguments", "fragment_0", "loop", "fragment_3", "results"]
 
 
 def test_events_tell_every_turn_and_keep_nothing(new_garbage):

@@ -7,9 +7,9 @@ from typing import Any, TypeVar, cast
 from jax.extend.core import Var
 
 from partjit._jax.jaxprs import Atom
-from partjit.plan.ir.nodes import AnyNode, Block, Branch, ColocatedCall, Fragment, Loop
+from partjit.plan.ir.nodes import AnyNode, Block, Branch, ColocatedCall, Fragment, Loop, Value
 
-__all__ = ["blocks_of", "is_host", "variables", "walk", "with_blocks"]
+__all__ = ["blocks_of", "is_host", "known_number", "variables", "walk", "with_blocks"]
 
 N = TypeVar("N", covariant=True)
 
@@ -53,3 +53,13 @@ def walk(nodes: Iterable[N], *, into_fragments: bool = False) -> Iterator[N]:
                 yield from walk(block.nodes, into_fragments=into_fragments)
         elif into_fragments and isinstance(node, Fragment):
             yield from walk(cast(Iterable[N], node.nodes), into_fragments=True)
+
+
+def known_number(loop: Loop[Value, Value]) -> Value | None:
+    """The carried value that is the number of the iteration, if calls or what the host computes read it."""
+    if loop.counter is None or loop.trip_count is None:
+        return None
+    number = loop.outputs[loop.counter]
+    readers = (node for node in walk(loop.block.nodes) if number in node.inputs)
+    is_read = any(isinstance(node, ColocatedCall) or getattr(node, "by_one_device", False) for node in readers)
+    return number if is_read else None

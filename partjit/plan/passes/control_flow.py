@@ -6,11 +6,12 @@ number of the iteration, the predicate. A loop then is a block from carried valu
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Var
 from jax.ref import AbstractRef
@@ -24,9 +25,11 @@ from partjit._jax.rules import with_values_of_refs
 from partjit._jax.shardings import memory_of_type
 from partjit.calls import makes_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
-from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop
+from partjit.plan.ir.nodes import Block, Branch, Equation, Loop, VarBlock, VarLoop
 from partjit.plan.ir.walk import variables
+from partjit.plan.passes.from_numbers import Numbers, with_own_predicates
 from partjit.plan.passes.own_initial import own_initial_values
+from partjit.plan.passes.progressions import Progression, progressions
 from partjit.primitive import keep_where
 from partjit.spec import ParsedPartitionSpec
 
@@ -42,8 +45,9 @@ def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[..., VarBlock
         block: a block.
         mesh: that of the program, maybe empty.
         structured: what all passes up to this one, and those that follow it, make of a closed jaxpr; `carried` says
-            which of its arguments an iteration carries.
+            which of its arguments an iteration carries, and `counted` which the host knows.
     """
+    makers = {var: node.eqn for node in block.nodes if isinstance(node, Equation) for var in node.outputs}
 
     def expand(out: Builder, used: Sequence[bool]) -> dict[Var, Atom]:
         kind, params = control_flow_kind(out.like), out.like.params
@@ -51,8 +55,9 @@ def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[..., VarBlock
             return with_values(out)
         if kind == "scan":
             num_consts, num_carry = scan_counts(out.like)
-            body = structured(params["jaxpr"], carried=slice(num_consts, num_consts + num_carry))
-            return _scan(body, used, mesh, out)
+            counted = progressions(out.like, makers, out.consts)
+            body = structured(params["jaxpr"], carried=slice(num_consts, num_consts + num_carry), counted=counted)
+            return _scan(body, counted, used, mesh, out)
         if kind == "while":
             body = structured(params["body_jaxpr"], carried=slice(params["body_nconsts"], None))
             return _while(structured(params["cond_jaxpr"]), body, used, out)
@@ -76,7 +81,10 @@ def _makes_calls(eqn: JaxprEqn) -> bool:
 # Each of these adds to a builder what takes the place of its equation, and gives what its results are.
 
 
-def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[Var, Atom]:
+def _scan(
+    body: VarBlock, counted: Mapping[int, Progression], used: Sequence[bool], mesh: Mesh, out: Builder
+) -> dict[Var, Atom]:
+    """What is `counted` of the arguments of its iterations is not carried: it follows from their numbers."""
     eqn = out.like
     num_consts, num_carry = scan_counts(eqn)
     length = eqn.params["length"]
@@ -101,17 +109,24 @@ def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dic
     if not length:
         results = [*carries, *(empty(k) if k in wanted else None for k in range(len(slices)))]
         return {var: atom for var, atom in zip(eqn.outvars, results, strict=True) if atom is not None}
+    kept = [k for k in range(num_carry) if num_consts + k not in counted]
+    sliced = [k for k in range(len(stacks)) if num_consts + num_carry + k not in counted]
+    carries, own_carries = ([own[k] for k in kept] for own in (carries, own_carries))
+    stacks, own_slices = ([own[k] for k in sliced] for own in (stacks, own_slices))
     iteration = Builder(eqn)
-    (first,) = out.add(lambda: jax.lax.full((), 0, jnp.int32))
-    i = new_var(first.aval)
+    number = _type_of_number(body, counted)
+    (first,) = out.add(lambda: with_weak_type(jax.lax.full((), 0, number.dtype), number.weak_type))
+    i = new_var(number)
     position = iteration.add(lambda i: length - 1 - i, i)[0] if eqn.params["reverse"] else i
     own_stacks = [new_var(stack.aval) for stack in stacks]
     read_slices = [
         iteration.add(lambda s, i: jax.lax.dynamic_index_in_dim(s, i, 0, keepdims=False), stack, position)[0]
         for _, stack in zip(own_slices, own_stacks, strict=True)
     ]
-    outer = [new_var(var.aval) for var in body.inputs[: num_consts + num_carry]]
-    values = iteration.inline(body, [*outer, *read_slices])
+    outer = [new_var(var.aval) for var in (*body.inputs[:num_consts], *own_carries)]
+    given = iter((*outer, *read_slices))
+    integers = {k: _in_iteration(i, own, type_of(body.inputs[k]), iteration) for k, own in counted.items()}
+    values = iteration.inline(body, [integers[k] if k in integers else next(given) for k in range(len(body.inputs))])
     buffers = [new_var(_stacked(type_of(slices[k]), length)) for k in wanted]
     written = [
         iteration.add(write, buffer, values[num_carry + k], position)[0]
@@ -122,21 +137,37 @@ def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dic
     carried = Block(
         (*outer[:num_consts], *own_stacks, i, *outer[num_consts:], *buffers),
         tuple(iteration.nodes),
-        (following, *values[:num_carry], *written),
+        (following, *(values[k] for k in kept), *written),
         iteration.consts,
     )
+    carried = with_own_predicates(carried, Numbers(counters=frozenset([i] if counted else [])))
     captured = (*consts, *(_replicated_slices(stack, mesh, out) for stack in stacks))
     initial = (first, *carries, *(_replicated_slices(empty(k), mesh, out) for k in wanted))
-    is_buffer = (False,) * (1 + num_carry) + (True,) * len(wanted)
-    of_carries, of_buffers = results[1 : 1 + num_carry], results[1 + num_carry :]
+    is_buffer = (False,) * (1 + len(kept)) + (True,) * len(wanted)
+    of_carries, of_buffers = results[1 : 1 + len(kept)], results[1 + len(kept) :]
     unchanged = _add_loop(
         Loop((*captured, *initial), results, carried, length, eqn, is_buffer, 0),
-        {*keep_where(of_carries, used[:num_carry]), *of_buffers},
+        {*keep_where(of_carries, [used[k] for k in kept]), *of_buffers},
         out,
     )
-    return {eqn.outvars[num_carry + k]: var for k, var in zip(wanted, of_buffers, strict=True)} | {
-        var: unchanged.get(result, result) for var, result in zip(eqn.outvars[:num_carry], of_carries, strict=True)
-    }
+    found: dict[Var, Atom] = {eqn.outvars[num_carry + k]: var for k, var in zip(wanted, of_buffers, strict=True)}
+    found.update((eqn.outvars[k], unchanged.get(var, var)) for k, var in zip(kept, of_carries, strict=True))
+    for k in range(num_carry):
+        if used[k] and num_consts + k in counted:
+            last = functools.partial(counted[num_consts + k].in_iteration(eqn.outvars[k].aval), jnp.int32(length))
+            (found[eqn.outvars[k]],) = out.add(last)
+    return found
+
+
+def _type_of_number(body: VarBlock, counted: Mapping[int, Progression]) -> ShapedArray:
+    """The type of the number of an iteration: that of what is the same, which calls then get as it is."""
+    same = [type_of(body.inputs[k]) for k, own in counted.items() if own == Progression(0, 1)]
+    return next((aval for aval in same if aval.dtype == np.int32), ShapedArray((), np.dtype(np.int32)))
+
+
+def _in_iteration(i: Var, own: Progression, aval: ShapedArray, iteration: Builder) -> Atom:
+    is_number = own == Progression(0, 1) and (aval.dtype, aval.weak_type) == (i.aval.dtype, i.aval.weak_type)
+    return i if is_number else iteration.add(own.in_iteration(aval), i)[0]
 
 
 def _while(predicate: VarBlock, body: VarBlock, used: Sequence[bool], out: Builder) -> dict[Var, Atom]:

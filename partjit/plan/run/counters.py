@@ -18,7 +18,7 @@ from partjit.plan.ir.integers import computed_by_host, integer_of, on_python_int
 from partjit.plan.ir.nodes import Value
 from partjit.plan.ir.plan import Counted
 
-__all__ = ["counting_along", "given_numbers", "integer_of_counter", "is_number"]
+__all__ = ["counting_along", "given_numbers", "integer_of_counter", "is_number", "know"]
 
 
 class _Number(weakref.ref[ArrayImpl]):
@@ -40,7 +40,8 @@ def _forget(gone: _Number) -> None:
         _known.pop(gone.key, None)  # another thread may have been quicker
 
 
-def _know(array: ArrayImpl, number: int | float) -> None:
+def know(array: ArrayImpl, number: int | float) -> None:
+    """Remembers the number that an array will have, for as long as it lives."""
     known = _Number(array, _forget)
     known.key, known.number = id(array), number
     _known[known.key] = known
@@ -52,7 +53,7 @@ def _number_of(array: ArrayImpl) -> int | float:
     if known is not None and known() is array:
         return known.number
     number: int | float = item_of(array)
-    _know(array, number)
+    know(array, number)
     return number
 
 
@@ -108,7 +109,7 @@ def counting_along(counted: Counted) -> Callable[..., None]:
     assert of_anything is not None
     count = len(counted.outputs)
 
-    def know(*values: Any) -> None:
+    def know_results(*values: Any) -> None:
         args = values[count:]
         try:
             if _ARRAYS.issuperset(map(type, args)):
@@ -119,6 +120,6 @@ def counting_along(counted: Counted) -> Callable[..., None]:
             return
         for array, number in zip(values, numbers, strict=False):
             if type(array) is ArrayImpl:
-                _know(array, number)
+                know(array, number)
 
-    return know
+    return know_results

@@ -50,15 +50,15 @@ from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.nan_sources import evaluated
 from partjit.plan.ir.integers import computed_by_host, integer_of
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
-from partjit.plan.ir.walk import blocks_of, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Value
+from partjit.plan.ir.walk import blocks_of, known_number, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.passes.gather import gathered_calls
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
-from partjit.plan.run.counters import counting_along, given_numbers, integer_of_counter, is_number
+from partjit.plan.run.counters import counting_along, given_numbers, integer_of_counter, is_number, know
 from partjit.plan.run.direct import LeftToDispatch, left_to_dispatch
 from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.host_thread import running_in_host_thread
@@ -133,8 +133,9 @@ def link(
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
     fast_paths: dict[str, FastPath] = {}
-    namespace: dict[str, Any] = {"wait": value_of, "read": _read, "release": _release}
-    counters = {*plan.counters}
+    namespace: dict[str, Any] = {"wait": value_of, "read": _read, "release": _release, "count": know}
+    numbers_of_loops = (known_number(node) for node in walk(plan.nodes) if isinstance(node, Loop))
+    counters = {*plan.counters, *(number for number in numbers_of_loops if number is not None)}
     if plan.counted is not None:
         namespace["know"] = counting_along(plan.counted)
     agreement = agreement_for(plan)

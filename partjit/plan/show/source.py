@@ -1,7 +1,7 @@
 """The plan as a Python function: one line for each thing that the calling thread does.
 
-The names of fragments, calls, transfers and of `wait`, `read`, `know` and `release` are filled in when the plan is
-compiled.
+The names of fragments, calls, transfers and of `wait`, `read`, `know`, `count` and `release` are filled in when the
+plan is compiled.
 Broken plans are written as well, for the message that says what is wrong with them.
 """
 
@@ -13,7 +13,7 @@ from partjit.plan.ir.integers import computed_by_host
 from partjit.plan.ir.names import spelled
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.plan.ir.plan import PlanData
-from partjit.plan.ir.walk import walk
+from partjit.plan.ir.walk import known_number, walk
 from partjit.render.numbers import counted
 
 __all__ = ["emit", "names_of_results", "pending_in_iterations", "said_of_fragment", "waits"]
@@ -216,6 +216,9 @@ class _Writer:
             else f"for _ in range({loop.trip_count}):"
         )
         yield f"{head}  # {loop.name}"
+        number = None if self._is_agreed else known_number(loop)
+        if number is not None:
+            yield f"    count({self._names.of(number)}, _)"
         self._go_on_in_place(loop)
         read = {value for node in nodes for value in node.inputs}
         # Where the arguments are given away, what is carried is all there is after a failure: see `results_so_far`.
@@ -286,6 +289,7 @@ def _identifier(plan: PlanData) -> str:
         "release",
         "read",
         "know",
+        "count",
         "range",
         "_",
         "__debug__",
