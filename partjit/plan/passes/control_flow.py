@@ -154,7 +154,7 @@ def _scan(
     found.update((eqn.outvars[k], unchanged.get(var, var)) for k, var in zip(kept, of_carries, strict=True))
     for k in range(num_carry):
         if used[k] and num_consts + k in counted:
-            last = functools.partial(counted[num_consts + k].in_iteration(eqn.outvars[k].aval), jnp.int32(length))
+            last = functools.partial(counted[num_consts + k].in_iteration(type_of(eqn.outvars[k])), jnp.int32(length))
             (found[eqn.outvars[k]],) = out.add(last)
     return found
 
@@ -166,7 +166,8 @@ def _type_of_number(body: VarBlock, counted: Mapping[int, Progression]) -> Shape
 
 
 def _in_iteration(i: Var, own: Progression, aval: ShapedArray, iteration: Builder) -> Atom:
-    is_number = own == Progression(0, 1) and (aval.dtype, aval.weak_type) == (i.aval.dtype, i.aval.weak_type)
+    number = type_of(i)
+    is_number = own == Progression(0, 1) and (aval.dtype, aval.weak_type) == (number.dtype, number.weak_type)
     return i if is_number else iteration.add(own.in_iteration(aval), i)[0]
 
 
