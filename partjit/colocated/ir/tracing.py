@@ -114,7 +114,7 @@ class TracedCalls:
                     f"{path} of the colocated function {name} has the hijax type {type(aval).__name__}, and a function "
                     "is called with arrays in a program: give it the arrays of the value"
                 )
-        definition.check_arguments(paths, tree)
+        definition.check_arguments(paths, tree, avals)
         in_shardings: tuple[NamedSharding | None, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
