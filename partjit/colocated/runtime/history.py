@@ -96,7 +96,7 @@ class Made:
             return self._nothing()
         try:
             values = body()
-        except Exception as error:
+        except BaseException as error:
             if is_interrupt(error):
                 raise
             self.error = error  # before it is read whether it was taken: `take` does it the other way round
