@@ -52,7 +52,7 @@ class Made:
         self.results = results
         self.out_specs = out_specs
         self.saved: object = _NOTHING
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.has_run = False
         self.is_crossed = False
         self._claims: dict[str, object] = {}  # whose `setdefault` is atomic
