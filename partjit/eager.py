@@ -22,7 +22,7 @@ from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, flattened_results
 from partjit.compile import own_sharding
-from partjit.host_objects import check_returned, given
+from partjit.host_objects import check_returned, explaining_misuse, given
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
 from partjit.pieces.calls import NOT_LOCAL, call_locally
@@ -79,7 +79,8 @@ class OnValues:
         shardings = shardings_of(known.in_specs, mesh)
         leaves = [_placed(leaf, s, default, mesh) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         positional, named = with_static(arguments.tree, leaves, arguments.static)
-        with eager.evaluated_with(default), tracing_under(mesh):
+        misuse = explaining_misuse(value for _, value, _ in arguments.static)
+        with eager.evaluated_with(default), tracing_under(mesh), misuse:
             result = fun(*positional, **named)
             check_returned(result, name)
             returned, paths, out_tree = flattened_results(result, name)

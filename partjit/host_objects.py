@@ -10,7 +10,7 @@ import contextvars
 import dataclasses
 import inspect
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -22,8 +22,10 @@ from partjit.arguments import Numbered, parameter_names, positions
 __all__ = [
     "HostConstant",
     "HostReference",
+    "Placeholder",
     "calling_with",
     "check_returned",
+    "explaining_misuse",
     "given",
     "has_objects",
     "is_placeholder",
@@ -34,70 +36,124 @@ __all__ = [
 
 
 _Result = TypeVar("_Result")
+_Class = TypeVar("_Class")
 
 
-@jax.tree_util.register_static
+_BINARY = "add and divmod floordiv lshift matmul mod mul or pow rshift sub truediv xor"
+_SPECIAL = f"""
+abs bool bytes ceil complex float floor fspath index int invert len neg pos round trunc
+lt le gt ge {_BINARY} r{_BINARY.replace(" ", " r")}
+call contains delattr delitem format getitem iter next reversed setattr setitem
+aenter aexit aiter anext await enter exit instancecheck subclasscheck
+array array_function array_ufunc copy deepcopy reduce_ex
+"""
+"""The methods that Python and NumPy look up in the type of an object: `__getattr__` does not see them."""
+
+
+def _refusing(cls: type[_Class]) -> type[_Class]:
+    """A class of placeholders, with which nothing can be done but to pass them on."""
+
+    def refuse(self: Placeholder, *_: object, **__: object) -> NoReturn:
+        raise TypeError(self.problem)
+
+    for name in _SPECIAL.split():
+        setattr(cls, f"__{name}__", refuse)
+    # jax asks whether it is there, and then complains of it in words of its own.
+    setattr(cls, "__jax_array__", property(refuse))  # noqa: B010
+    return cls
+
+
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class HostReference:
-    """The place of an object that each execution of a program, or each call of a colocated function, is given.
+class Placeholder:
+    """What takes the place of an object that is no array.
 
     Attributes:
-        owner: the name of the program or function.
+        owner: the name of the program or function whose argument it is.
         path: the key path of the argument.
+        is_of_function: whether the owner is a colocated function.
     """
 
     owner: str
     path: str
+    is_of_function: bool = dataclasses.field(default=False, kw_only=True)
 
     def __repr__(self) -> str:
-        return f"<host argument {self.path} of {self.owner}>"
+        return f"<{'' if self.is_of_function else 'host '}argument {self.path} of {self.owner}>"
 
     @property
-    def _problem(self) -> str:
+    def problem(self) -> str:
+        """Why it can only be passed on, and what to do."""
+        if self.is_of_function:
+            return (
+                f"{self.path} of {self.owner} is no array: only {self.owner} itself gets it, when it runs. Its "
+                "out_specs_fn cannot use it, and its rules for derivatives can only pass it to colocated functions"
+            )
         return (
             f"{self.path} is a host argument of {self.owner}: only colocated functions get its value, when they run. "
             f"Pass it to one of them, or make it a static argument, which is known while {self.owner} is traced"
         )
 
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(self._problem)
-
-    __bool__ = __iter__ = __len__ = __index__ = __int__ = __float__ = __call__ = __getitem__ = __jax_array__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __contains__ = __format__ = __fspath__ = __enter__ = _refuse
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(self.problem, name=name, obj=self)
 
     def __eq__(self, other: object) -> bool:
-        if not is_placeholder(other):  # as are those of the places that structures and caches compare
-            self._refuse()
-        return isinstance(other, HostReference) and (self.owner, self.path) == (other.owner, other.path)
+        if not isinstance(other, Placeholder):  # as are those of the places that structures and caches compare
+            raise TypeError(self.problem)
+        return self._key == other._key
 
     def __hash__(self) -> int:
-        return hash((self.owner, self.path))
+        return hash(self._key)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(self._problem, name=name, obj=self)
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return HostReference, self.owner, self.path
+
+
+@jax.tree_util.register_static
+@_refusing
+class HostReference(Placeholder):
+    """The place of an object that each execution of a program, or each call of a colocated function, is given."""
 
 
 _EQUAL_BY_VALUE = (str, bytes, pathlib.PurePath)
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class HostConstant:
+@_refusing
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class HostConstant(Placeholder):
     """An object that is known when a function is traced. Others than texts and paths are equal only to themselves."""
 
     value: object
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostConstant) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
     @property
-    def _key(self) -> tuple[type, object]:
+    def _key(self) -> tuple[object, ...]:
         value = self.value
-        return type(value), value if isinstance(value, _EQUAL_BY_VALUE) else id(value)
+        return HostConstant, type(value), value if isinstance(value, _EQUAL_BY_VALUE) else id(value)
+
+
+@contextlib.contextmanager
+def explaining_misuse(values: Iterable[object]) -> Iterator[None]:
+    """Adds what to do to an exception about placeholders among these values that does not say it itself.
+
+    To others than Python's operators a placeholder is a value of a type that they do not take or, as it has no leaves,
+    no value at all.
+    """
+    try:
+        yield
+    except Exception as error:
+        placeholders = [value for value in values if isinstance(value, Placeholder)]
+        text = str(error) if placeholders else ""
+        named = [placeholder for placeholder in placeholders if repr(placeholder) in text]
+        is_of_all = any(words in text for words in ("HostReference", "HostConstant", *_WITHOUT_VALUES))
+        for placeholder in named or (placeholders if is_of_all else []):
+            if placeholder.problem not in (text, *getattr(error, "__notes__", ())):
+                error.add_note(placeholder.problem)
+        raise
+
+
+_WITHOUT_VALUES = ("got no values to scan over", "at least one array or dtype is required")
+"""What jax says of trees without leaves."""
 
 
 def referenced(
@@ -123,7 +179,7 @@ def referenced(
         if is_placeholder(value):  # of a program around this one
             return value
         if is_staged():
-            return HostConstant(value)
+            return HostConstant(owner, path, value)
         reference = HostReference(owner, path)
         objects[reference] = value
         return reference
@@ -202,7 +258,7 @@ def _value_of(node: object) -> object:
 
 def is_placeholder(node: object) -> bool:
     """Whether a node of a tree is in the place of an object."""
-    return isinstance(node, HostReference | HostConstant)
+    return isinstance(node, Placeholder)
 
 
 def has_objects(tree: PyTreeDef) -> bool:
@@ -232,6 +288,6 @@ def _unflattened(tree: PyTreeDef) -> Any:
 def check_returned(result: PyTree, name: str) -> None:
     """Raises TypeError if a traced function returns a host argument."""
     for path, node in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_placeholder):
-        if isinstance(node, HostReference):
+        if isinstance(node, Placeholder):
             where = f"result{jax.tree_util.keystr(path)}"
             raise TypeError(f"{where} of {name} is its host argument {node.path}, but programs return arrays")

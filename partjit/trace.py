@@ -18,7 +18,7 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.tracing import ShardingTypeError, name_results, separate_consts, trace_to_jaxpr
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Function, Statics, flattened_results, name_of
-from partjit.host_objects import check_returned
+from partjit.host_objects import check_returned, explaining_misuse
 from partjit.mesh import explicit_axes, tracing_under
 
 __all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]
@@ -97,7 +97,8 @@ def trace(
         return results
 
     start = time.perf_counter()
-    with tracing_under(mesh), _explaining_refusals(name_of(fun), mesh):
+    misuse = explaining_misuse(value for _, value, _ in static)
+    with tracing_under(mesh), _explaining_refusals(name_of(fun), mesh), misuse:
         jaxpr = trace_to_jaxpr(flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths)
     # As jax does, so that listeners who count traces count ours.
     jax.monitoring.record_event_duration_secs(TRACE_EVENT, time.perf_counter() - start, fun_name=name_of(fun))

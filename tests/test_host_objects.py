@@ -1,9 +1,14 @@
 """Objects that are no arrays: host arguments of programs, constants of traced functions, arguments of eager calls."""
 
+import copy
 import enum
 import gc
+import json
+import math
+import operator
 import os
 import pathlib
+import pickle
 import weakref
 from functools import partial
 
@@ -13,9 +18,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax import lax
 from jax.sharding import NamedSharding
 
-from partjit import P, colocated, pjit
+from partjit import P, colocated, pjit, with_sharding_constraint
 from partjit.colocated import colocated_python, colocated_python_class
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -136,14 +142,14 @@ def test_they_go_wherever_calls_are(mesh):
         return pjit(lambda x, inner: add(x, inner), host_argnums=1)(x, config) + jax.jit(lambda x: add(x, config))(x)
 
     def loops(x, config):
-        x, _ = jax.lax.scan(lambda x, _: (add(x, config), None), x, length=3)
-        x = jax.lax.cond(jnp.sum(x) > 0, lambda x: add(x, config), lambda x: x, x)
+        x, _ = lax.scan(lambda x, _: (add(x, config), None), x, length=3)
+        x = lax.cond(jnp.sum(x) > 0, lambda x: add(x, config), lambda x: x, x)
 
         def body(i, x):
-            jax.lax.cond(i % 2 == 0, lambda: note(x, config), lambda: None)
+            lax.cond(i % 2 == 0, lambda: note(x, config), lambda: None)
             return x + 1
 
-        return jax.lax.fori_loop(0, 4, body, x)
+        return lax.fori_loop(0, 4, body, x)
 
     def mapped(x, config):
         def shard(x):
@@ -224,38 +230,155 @@ def test_it_is_compiled_ahead_of_time_with_its_host_arguments():
     np.testing.assert_array_equal(unused(X, Config()), 2 * X)
 
 
+def rules(x, config):
+    @jax.custom_vjp
+    def identity(x):
+        return x
+
+    identity.defvjp(lambda x: (x, None), lambda _, ct: (ct * config.rate,))
+    return jax.grad(lambda x: jnp.sum(identity(x)))(x)
+
+
+UNARY = [
+    *(operator.abs, operator.index, operator.inv, operator.neg, operator.not_, operator.pos, operator.truth),
+    *(bool, bytes, complex, float, int, hex, iter, len, list, next, range, reversed, round, set, sorted, tuple),
+    *(
+        math.ceil,
+        math.floor,
+        math.sqrt,
+        math.trunc,
+        os.fspath,
+        open,
+        copy.copy,
+        copy.deepcopy,
+        pickle.dumps,
+        json.dumps,
+    ),
+    *(
+        np.asarray,
+        np.array,
+        np.float32,
+        np.zeros,
+        np.sin,
+        np.stack,
+        format,
+        abs,
+        "a{}".format,
+        "%d".__mod__,
+        [].__getitem__,
+    ),
+    *(
+        lambda config: config(),
+        lambda config: config.rate,
+        lambda config: config["rate"],
+        lambda config: dict(**config),
+    ),
+    *(
+        lambda config: setattr(config, "rate", 1),
+        lambda config: delattr(config, "rate"),
+        lambda config: {0.1: 1}[config],
+    ),
+    *(lambda config: operator.setitem(config, 0, 1), lambda config: operator.delitem(config, 0)),
+    *(lambda config: isinstance(1, config), lambda config: 1 in config, lambda config: config in [1]),
+    *(lambda config: exec("with config: pass", {"config": config}), lambda config: os.path.join(config, "a")),
+]
+BINARY = [
+    *(operator.add, operator.and_, operator.floordiv, operator.lshift, operator.matmul, operator.mod, operator.mul),
+    *(operator.or_, operator.pow, operator.rshift, operator.sub, operator.truediv, operator.xor, operator.concat),
+    *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, divmod, min, max),
+    *(operator.iadd, operator.imul, operator.imatmul, operator.ior),
+]
+OF_JAX = [
+    *(
+        lax.sin,
+        jnp.sin,
+        jnp.asarray,
+        jnp.zeros,
+        jnp.zeros_like,
+        jax.random.key,
+        jax.hessian(jnp.sum),
+        jax.vmap(jnp.sin),
+    ),
+    *(lambda config: jax.grad(lambda x: config)(1.0), lambda config: jax.new_ref(config)),
+]
+AMONG_ARRAYS = {
+    "what a loop is over": lambda x, config: lax.scan(lambda x, y: (x + y, None), x, config)[0],
+    "what lax.map is over": lambda x, config: lax.map(lambda y: y, config),
+    "a changing carry": lambda x, config: lax.scan(lambda _, y: (y, y), config, x)[1],
+    "a changing state": lambda x, config: lax.while_loop(lambda _: False, lambda _: x, config),
+    "a number of iterations": lambda x, config: lax.fori_loop(0, config, lambda _, x: x, x),
+    "a condition of a loop": lambda x, config: lax.while_loop(lambda _: config, lambda x: x, x),
+    "a predicate": lambda x, config: lax.cond(config, lambda x: x, lambda x: 2 * x, x),
+    "a predicate without operands": lambda x, config: lax.cond(config, lambda: x, lambda: 2 * x),
+    "an index of branches": lambda x, config: lax.switch(config, [lambda x: x, lambda x: 2 * x], x),
+    "a branch": lambda x, config: lax.cond(x[0] > 0, config, lambda x: x, x),
+    "a result of a branch": lambda x, config: lax.cond(x[0] > 0, lambda x: config, lambda x: x, x),
+    "an operand": lambda x, config: lax.add(x, config),
+    "an operand of a NumPy function": lambda x, config: np.ones(8) @ config,
+    "an index": lambda x, config: x[config],
+    "an index to be set": lambda x, config: x.at[config].set(0.0),
+    "a shape": lambda x, config: x.reshape(-1, config),
+    "a type": lambda x, config: x.astype(config),
+    "an axis": lambda x, config: jnp.sum(x, axis=config),
+    "an axis of the mesh": lambda x, config: lax.psum(x, config),
+    "a spec": lambda x, config: with_sharding_constraint(x, config),
+    "a device": lambda x, config: jax.device_put(x, config),
+    "a tangent": lambda x, config: jax.jvp(lambda x: x, (x,), (config,))[0],
+    "an operand in a nested function": jax.jit(lambda x, config: x * config),
+    "an operand in a nested program": pjit(lambda x, config: x * config),
+    "in a rule for derivatives": rules,
+    "in a copied function": lambda x, config: colocated_python(lambda x: x * config.rate, **like)(x),
+    "a stream": lambda x, config: colocated_python(lambda x: x, stream=config, **like)(x),
+}
 MISUSES = {
-    "arithmetic": lambda x, config: x * config,
-    "a function of jax": lambda x, config: jnp.sin(config),
-    "a condition": lambda x, config: x if config else 2 * x,
-    "an attribute": lambda x, config: x * config.rate,
-    "an item": lambda x, config: x * config["rate"],
-    "a loop": lambda x, config: [x for _ in config],
-    "a comparison": lambda x, config: x if config == {"rate": 0.1} else 2 * x,
-    "a negated comparison": lambda x, config: 2 * x if config != {"rate": 0.1} else x,
-    "a place among others": lambda x, config: x if config in [{"rate": 0.1}] else 2 * x,
-    "a member": lambda x, config: x if "rate" in config else 2 * x,
-    "an order": lambda x, config: x if config > 3 else 2 * x,
-    "a text": lambda x, config: {f"{config}": x},
-    "a part of a text": lambda x, config: {"a" + config: x},
-    "a path": lambda x, config: {os.path.join(config, "a"): x},
+    **{f"{op.__name__} {i}": lambda x, config, op=op: x if op(config) else 2 * x for i, op in enumerate(UNARY)},
+    **{f"{op.__name__}": lambda x, config, op=op: op(config, 2) for op in BINARY},
+    **{f"{op.__name__} of it": lambda x, config, op=op: op(x, config) for op in BINARY},
+    **{f"{op} {i}": lambda x, config, op=op: op(config) for i, op in enumerate(OF_JAX)},
+    **AMONG_ARRAYS,
 }
 
 
-@pytest.mark.parametrize("use", MISUSES)
-def test_anything_else_that_is_done_with_it_names_it(use):
-    step = pjit(MISUSES[use], host_argnames="config", name="step")
-    for disabled in (False, True):
-        with (
-            jax.disable_jit(disabled),
-            pytest.raises((TypeError, AttributeError), match=r"^config is a host argument of"),
-        ):
-            step(X, config={"rate": 0.1})
+@pytest.mark.parametrize("where", ["a program", "a program in another", "operation by operation"])
+def test_anything_else_that_is_done_with_it_is_an_error_that_names_it(where):
+    for use, fun in MISUSES.items():
+        step = pjit(fun, host_argnames="config", name="step")
+        whole = pjit(lambda x, step=step: step(x, config=Config())) if where == "a program in another" else step
+        given = {} if where == "a program in another" else {"config": Config()}
+        if where == "operation by operation" and use in AMONG_ARRAYS:  # Python runs the loops
+            continue
+        with jax.disable_jit(where == "operation by operation"), pytest.raises(Exception) as raised:  # noqa: PT011
+            whole(X, **given)
+        texts = [str(raised.value), *getattr(raised.value, "__notes__", [])]
+        start = "config is a host argument of step: only colocated functions get its value"
+        assert len([text for text in texts if text.startswith(start)]) == 1, (use, texts)
+
+
+def test_what_belongs_to_a_function_gets_a_placeholder_of_its_objects():
+    def first(x, config):
+        call = colocated_python(
+            lambda x, config: x, out_specs_fn=lambda x, config: jax.ShapeDtypeStruct(config.n, x.dtype)
+        )
+        return call(x, config)
+
+    def second(x, config):
+        call = colocated_python(lambda x, config: x, **like)
+        call.defvjp(lambda x, config: (call(x, config), config), lambda config, ct: (ct * config.rate, None))
+        return jax.grad(lambda x: jnp.sum(call(x, config)))(x)
+
+    for fun in (first, second):
+        for call in (fun, pjit(lambda x, config, fun=fun: fun(x, config), static_argnums=1)):
+            with pytest.raises(
+                AttributeError, match=r"^config of .*<lambda> is no array: only .*<lambda> itself gets it"
+            ):
+                call(X, "text")
 
 
 def test_it_cannot_be_returned_and_is_nothing_else():
-    with pytest.raises(TypeError, match=r"^result\['c'\] of <lambda> is its host argument config, but programs return"):
-        pjit(lambda x, config: {"c": config}, host_argnums=1)(X, "text")
+    returning = pjit(lambda x, config: {"c": config}, host_argnums=1)
+    for call in (returning, pjit(lambda x: returning(x, "text")["c"] and x)):
+        with pytest.raises(TypeError, match=r"^result\['c'\] of <lambda> is its host argument config, but programs re"):
+            call(X, *["text"] * (call is returning))
     for options, what in (({"static_argnums": 1}, "static"), ({"donate_argnames": "config"}, "donated")):
         with pytest.raises(ValueError, match=rf"^pjit: .* names a host argument, which cannot be {what} as well"):
             pjit(lambda x, config: x, host_argnums=1, **options)

@@ -4,6 +4,9 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 
+import jax
+from jax.core import ShapedArray
+
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import code_of
 from partjit.colocated.options import Options
@@ -71,11 +74,11 @@ class Definition:
         """What the function is called in messages."""
         return self.function.name
 
-    def check_arguments(self, paths: Sequence[str], tree: PyTreeDef) -> None:
-        """Raises ValueError if the options are for calls with arguments and there are none, or the other way round.
+    def check_arguments(self, paths: Sequence[str], tree: PyTreeDef, avals: Sequence[ShapedArray]) -> None:
+        """Raises ValueError if the options are for calls with other arguments, with some or with none.
 
         Args:
-            paths, tree: those of the arguments.
+            paths, tree, avals: those of the arguments.
         """
         options = self.options
         if options.run_ahead and (paths or has_objects(tree)):
@@ -90,6 +93,12 @@ class Definition:
             raise ValueError(
                 f"layout='per_shard' calls {self.name} with the shards of its arguments, and there are none"
             )
+        for path, aval in zip(paths, avals, strict=True):
+            if options.takes_numpy and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+                raise ValueError(
+                    f"{path} of {self.name} is {aval.str_short()}, and NumPy has no typed keys: pass "
+                    "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
+                )
 
 
 def options_of_calls(function: HostFunction, options: Options) -> Options:

@@ -329,9 +329,7 @@ def _answered(
             leave_refusal()
             if execution.failure is not None:
                 which, cause = execution.failure
-                if isinstance(cause, Exception):
-                    calls[which].specialization.failure(cause, calls[which].site).raise_()
-                raise cause from None
+                calls[which].specialization.failure(cause, calls[which].site).raise_()
             raise_of_xla(error)
     return [made, *results]
 

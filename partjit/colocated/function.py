@@ -166,7 +166,8 @@ class ColocatedFunction(Colocated):
             return _call_known(*found, *recognized)
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         references = [
-            HostReference(self._name, path) if is_object(x) else None for path, x in zip(paths, leaves, strict=True)
+            HostReference(self._name, path, is_of_function=True) if is_object(x) else None
+            for path, x in zip(paths, leaves, strict=True)
         ]
         objects = {reference: x for reference, x in zip(references, leaves, strict=True) if reference is not None}
         placed = [x if reference is None else reference for reference, x in zip(references, leaves, strict=True)]

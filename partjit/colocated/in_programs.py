@@ -57,7 +57,7 @@ class SpecializationForPrograms(Specialization):
                 if self._lane is None:
                     return run(leaves, of_numpy, out_specs)
                 results = self._run_if_lane_is_free(functools.partial(run, leaves, of_numpy, out_specs), site, stream)
-            except Exception as error:
+            except BaseException as error:
                 if of_numpy is not None:
                     explain_read_only(error, self._name)
                 failure_here(error, self._name, site, stream).raise_()
@@ -131,7 +131,7 @@ class SpecializationForPrograms(Specialization):
                     self._run_here(leaves, self._lanes(stream)[0], stream, site, entry)
                 )
             return distinct(results, leaves, which) if which else results
-        except Exception as error:
+        except BaseException as error:
             failure_here(error, self._name, site, stream).raise_()
 
     def _run_plainly(self, leaves: Sequence[Any], which: Sequence[int], out_specs: OutSpecs) -> Sequence[jax.Array]:
@@ -181,9 +181,9 @@ class SpecializationForPrograms(Specialization):
         try:
             results = run() if self._lane is None else self._run_if_lane_is_free(run, site, stream)
         except BaseException as error:
-            if is_interrupt(error):  # of the caller, not of the call
-                raise
             failure = failure_here(error, self._name, site, stream, self._lanes(stream)[0])
+            if is_interrupt(error):  # of the caller, not of the call
+                failure.raise_()
             return [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in out_specs.leaves]
         if results is scheduler.NOT_FREE:
             return None

@@ -142,11 +142,12 @@ class PreparedFunction:
             if options.uses_jax is False:
                 self._target = without_jax(self._target, self._name)
             if options.takes_numpy:
-                paths = argument_paths(self._function.signature, *self.in_specs.tree.unflatten(self.in_specs.leaves))
                 if self._shards is None:
+                    args, kwargs = self.in_specs.tree.unflatten(self.in_specs.leaves)
+                    paths = argument_paths(self._function.signature, args, kwargs)
                     check_processes_of_numpy(self._name, paths, self._shardings)
                 self._of_numpy = None if self._is_of_shards else self._target
-                self._target = with_numpy_arguments(self._target, self._name, paths)
+                self._target = with_numpy_arguments(self._target, self._name)
             if self._shards is not None and self.out_specs is not None:
                 self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
             elif options.layout == "per_shard":

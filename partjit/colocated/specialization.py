@@ -21,7 +21,7 @@ from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls, failure_here
-from partjit.colocated.runtime.failures import CodeSite, Site, call_site, code_site, without_stop
+from partjit.colocated.runtime.failures import CodeSite, Site, call_site, code_site, site_of, without_stop
 from partjit.colocated.runtime.host_values import is_new, put_host_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.moves import together
@@ -130,11 +130,14 @@ class Specialization(PreparedFunction):
         except StopIteration as error:
             raise without_stop(error, self._name) from error
 
-    def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
-        returned = [self._target(*args, **kwargs)]
-        if self.out_specs is not None:
-            return self.out_specs.fit(returned, self._name)
-        return returned[0] if type(returned[0]) is ArrayImpl else self._unspecified.as_arrays(returned[0])
+    def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream) -> PyTree:
+        try:
+            returned = [self._target(*args, **kwargs)]
+            if self.out_specs is not None:
+                return self.out_specs.fit(returned, self._name)
+            return returned[0] if type(returned[0]) is ArrayImpl else self._unspecified.as_arrays(returned[0])
+        except BaseException as error:
+            failure_here(error, self._name, call_site(), stream).raise_()
 
     def _run_cheap(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream, entry: Entry | None = None
@@ -150,10 +153,10 @@ class Specialization(PreparedFunction):
                     result = self._made_here(args, kwargs, stream)
                     entry.done(jax.tree.leaves(result))
         except BaseException as error:
-            if is_interrupt(error):  # of the caller, not of the call
-                raise
             lanes = [stream] if self._lane is None else [stream, self._lane]
             failure = failure_here(error, self._name, call_site(), stream, lanes)
+            if is_interrupt(error):  # of the caller, not of the call
+                failure.raise_()
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
             return self.out_specs.tree.unflatten(failed)
         self._cheapness.measured(_perf_counter() - started)
@@ -299,15 +302,17 @@ class Specialization(PreparedFunction):
         def run() -> PyTree:
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
             started = _perf_counter()
-            returned = [observe(self._target)(*args, **kwargs)]
-            if self.out_specs is not None:
-                result = self.out_specs.fit(returned, self._name)
-            else:
+            try:
+                returned = [observe(self._target)(*args, **kwargs)]
+                if self.out_specs is not None:
+                    return self.out_specs.fit(returned, self._name)
                 result = self._unspecified.as_arrays(returned[0])
-                self._learn(result)
-                if self._mode != "inline":
-                    self._cheapness.measured(_perf_counter() - started)
-                    result = self._without_arguments(result, returned, args, kwargs)
+            except BaseException as error:
+                failure_here(error, self._name, site_of(site), stream).raise_()
+            self._learn(result)
+            if self._mode != "inline":
+                self._cheapness.measured(_perf_counter() - started)
+                result = self._without_arguments(result, returned, args, kwargs)
             return result
 
         observe = observe_call(self._name, stream)

@@ -108,7 +108,9 @@ class AnsweredUnderJit(CallUnderJit):
             lanes = scheduler.not_entered(self.specialization.lanes())
             call = self.specialization.in_place_of_all(self.site, lanes, lambda: self._run(arrays, coordinates))
             return scheduler.run_here(call, deadline=deadline)
-        except Exception as error:  # of which XLA quotes the text, and no notes
+        except BaseException as error:  # of which XLA quotes the text, and no notes
+            if is_interrupt(error):
+                raise
             notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             failure = self.specialization.failure(error, self.site)
             text = f"the colocated call of {failure.name!r} made at {failure.site_text} failed: {error!r}{notes}"

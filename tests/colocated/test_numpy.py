@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import P, colocated
+from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime.host_values import owned
 from tests.colocated import rendezvous
@@ -439,7 +439,7 @@ def test_the_objects_of_a_class_may_be_called_with_numpy_arrays():
     assert [float(total.add(np.ones(3, np.float32))) for _ in range(3)] == [3.0, 6.0, 9.0]
 
 
-def test_arrays_is_checked_and_keys_and_shards_are_refused(mesh):
+def test_arrays_is_checked_and_shards_are_refused():
     unknown: Any = "torch"
     with pytest.raises(ValueError, match="arrays must be one of 'jax', 'numpy', but is 'torch'"):
         colocated_python(look, arrays=unknown)
@@ -447,9 +447,28 @@ def test_arrays_is_checked_and_keys_and_shards_are_refused(mesh):
     for first, second in itertools.permutations(options):
         with pytest.raises(ValueError, match="arrays='numpy' and layout='per_shard' exclude each other"):
             colocated_python(look, **first).specialize(**second)
-    for f in (colocated_python(look, arrays="numpy"), colocated_python(look, uses_jax=False)):
-        with pytest.raises(ValueError, match=r"x of look is key<fry>\[\], and NumPy has no typed keys.*uses_jax"):
-            f(jax.random.key(0))
+
+
+@pytest.mark.parametrize("options", [{"arrays": "numpy"}, {"uses_jax": False}, {"isolate": "process"}], ids=str)
+@pytest.mark.parametrize("mode", ["auto", "inline", "stream"])
+def test_typed_keys_are_refused_where_the_call_is_written(options, mode):
+    f = colocated_python(lambda tree, x: x, **options, mode=mode, out_specs=jax.ShapeDtypeStruct((), np.float32))
+    where = {
+        "at the top": lambda key: f({"key": key}, 1.0),
+        "a loop": lambda key: jax.lax.scan(lambda key, _: (key, f({"key": key}, 1.0)), key, length=2)[1],
+        "a branch": lambda key: jax.lax.cond(True, lambda: f({"key": key}, 1.0), lambda: jnp.float32(0)),
+        "a batch": lambda key: jax.vmap(lambda key: f({"key": key}, 1.0))(jax.random.split(key, 2)),
+        "a derivative": lambda key: jax.grad(lambda x: x * f({"key": key}, 1.0))(2.0),
+    }
+    message = r"^tree\['key'\] of .*<lambda> is key<fry>\[\], and NumPy has no typed keys: .* leave out .*uses_jax"
+    key = jax.random.key(0)
+    for place, fun in where.items():
+        with pytest.raises(ValueError, match=message):
+            pjit(fun).trace(key)
+        if place not in ("a loop", "a branch"):
+            with pytest.raises(ValueError, match=message):
+                fun(key)
+    colocated.wait()  # nothing has run
 
 
 def test_the_equation_says_what_its_function_gets():

@@ -1,7 +1,9 @@
 """Threads call methods of the same objects, also from within calls: the order of each thread holds in each object."""
 
+import itertools
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -197,3 +199,131 @@ def test_calls_on_objects_are_in_the_order_of_each_thread_as_if_functions_were_i
     for t, own in enumerate(expected):
         for name, noted in own.items():
             assert [x for x in rendezvous.logs[name] if x // 100_000 == t] == noted
+
+
+class Calls:
+    """What a method is to call, each in its own way, and which calls it is in."""
+
+    def __init__(self, plan, within=()):
+        self.plan = plan
+        self.within = within
+
+
+class Calling:
+    """Its methods call those of other objects, and of the object itself."""
+
+    def __init__(self):
+        self.running = []
+
+    def total(self, x, calls):
+        assert {*self.running} <= {*calls.within}, "two calls of one object at the same time"
+        own = object()
+        self.running.append(own)
+        rendezvous.logs["made"].append(own)
+        total = int(x)
+        for k, (name, mode, plan) in enumerate(calls.plan):
+            method = rendezvous.programs[name, mode]
+            total += int(method(jnp.int32(int(x) + k), Calls(plan, (*calls.within, own))))
+        assert self.running.pop() is own
+        return jnp.int32(total)
+
+
+MODES = ["inline", "stream", "auto"]
+
+
+def calling_objects():
+    made = colocated_python_class(Calling)
+    for name in "abc":
+        its = made()
+        rendezvous.programs.update({(name, mode): its.total.specialize(mode=mode, out_specs=SPEC) for mode in MODES})
+
+
+def expected_total(x, plan):
+    return x + sum(expected_total(x + k, its) for k, (_, _, its) in enumerate(plan))
+
+
+def number_of_calls(plan):
+    return 1 + sum(number_of_calls(its) for _, _, its in plan)
+
+
+@pytest.mark.parametrize("modes", [*itertools.product(MODES, repeat=3)], ids="-".join)
+def test_an_object_may_be_called_by_what_it_has_called_and_waits_for(modes):
+    calling_objects()
+    first, second, third = modes
+    plan = [("b", second, [("a", third, [])])]
+    method = rendezvous.programs["a", first]
+    assert int(method(one, Calls(plan))) == 3
+    assert int(pjit(lambda x: method(x, Calls(plan)) + 1)(one)) == 4
+    colocated.wait()
+
+
+def test_a_call_does_not_wait_for_one_that_is_behind_what_it_is_part_of_even_before_that_waits_for_it():
+    _, b = logs()
+
+    def inner(x):
+        noted = rendezvous.programs["b"].note(x)
+        rendezvous.say("noted")
+        return noted * 1
+
+    def outer(x):
+        rendezvous.hear("late")
+        result = colocated_python(inner, out_specs=SPEC, mode="stream")(x)
+        rendezvous.hear("noted")
+        time.sleep(0.05)  # until the other one waits
+        return result * 1
+
+    result = colocated_python(outer, out_specs=SPEC, mode="stream")(one)
+    b.note.specialize(mode="stream")(jnp.int32(2))  # behind the former on its stream, and so in its object
+    rendezvous.say("late")
+    assert int(result) == 1
+    colocated.wait()
+    assert rendezvous.logs["b"] == [1, 2]
+
+
+@sees("several threads", "a call of an object in one of its own calls")
+@examples(25)
+@given(st.data())
+def test_calls_in_calls_on_objects_run_once_and_one_at_a_time_and_never_wait_for_ever(data):
+    """What a call waits for is of objects that come later, or that it is in: so nobody waits for each other."""
+    rendezvous.clear()
+    calling_objects()
+
+    def plans(held, depth):
+        names = [name for name in "abc" if name in held or name > max(held)]
+        calls = data.draw(
+            st.lists(st.tuples(st.sampled_from(names), st.sampled_from(MODES)), max_size=2 if depth else 0)
+        )
+        saw("a call of an object in one of its own calls", when=any(name in held for name, _ in calls))
+        return [(name, mode, plans(held | {name}, depth - 1)) for name, mode in calls]
+
+    firsts = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(MODES), st.booleans()), min_size=3, max_size=8)
+    threads = [
+        [(name, mode, is_used, plans({name}, 2)) for name, mode, is_used in calls]
+        for calls in data.draw(st.lists(firsts, min_size=1, max_size=3))
+    ]
+    saw("several threads", when=len(threads) > 1)
+    failed = []
+
+    def run(calls):
+        try:
+            made = []
+            for i, (name, mode, is_used, plan) in enumerate(calls):
+                made.append((rendezvous.programs[name, mode](jnp.int32(i), Calls(plan)), expected_total(i, plan)))
+                if is_used:
+                    assert int(made[-1][0]) == made[-1][1]
+            assert [int(result) for result, _ in made] == [expected for _, expected in made]
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        running = [in_thread(lambda calls=calls: run(calls)) for calls in threads]
+        for thread in running:
+            thread.join(rendezvous.SECONDS)
+            assert not thread.is_alive()
+        colocated.wait(timeout=60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+    assert len(rendezvous.logs["made"]) == sum(number_of_calls(plan) for calls in threads for *_, plan in calls)

@@ -61,7 +61,10 @@ class TracedCalls:
         leaves = [leaf for _, leaf in with_paths]
         paths = argument_paths(function.signature, args, kwargs)
         with self.naming_overflows(leaves, args, kwargs):
-            leaves = [HostConstant(leaf) if is_object(leaf) else as_array(leaf) for leaf in leaves]
+            leaves = [
+                HostConstant(function.name, path, leaf, is_of_function=True) if is_object(leaf) else as_array(leaf)
+                for leaf, path in zip(leaves, paths, strict=True)
+            ]
         for leaf, path in zip(leaves, paths, strict=True):
             if not isinstance(leaf, Tracer | HostConstant):
                 require_array(leaf, lambda path=path: f"{path} of {function.name}")
@@ -114,7 +117,7 @@ class TracedCalls:
                     f"{path} of the colocated function {name} has the hijax type {type(aval).__name__}, and a function "
                     "is called with arrays in a program: give it the arrays of the value"
                 )
-        definition.check_arguments(paths, tree)
+        definition.check_arguments(paths, tree, avals)
         in_shardings: tuple[NamedSharding | None, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]

@@ -27,6 +27,7 @@ class Lane:
     Attributes:
         calls: those that have not ended; the first one runs or may run.
         size: how many it holds before callers that add another have to wait.
+        is_of_object: whether it is that of the methods of an object.
         room: set when there may be room again for waiting callers.
         latest: when a thread last had nothing more to run in it, in seconds of `time.monotonic`; see `soon`.
         at_once_until: until when a call wakes the thread that waits for it, in the same seconds; see `soon`.
@@ -40,6 +41,7 @@ class Lane:
         "at_once_seconds",
         "at_once_until",
         "calls",
+        "is_of_object",
         "latest",
         "moments",
         "room",
@@ -47,9 +49,10 @@ class Lane:
         "waiter",
     )
 
-    def __init__(self, size: float = float("inf")) -> None:
+    def __init__(self, size: float = float("inf"), *, is_of_object: bool = False) -> None:
         self.calls: collections.deque[Call] = collections.deque()
         self.size = size
+        self.is_of_object = is_of_object
         self.room = Flag()
         self.latest = self.at_once_until = -math.inf
         self.at_once_seconds = 0.0
@@ -70,10 +73,12 @@ class Wait(Presence):
 
     Attributes:
         target: the call that is waited for.
+        is_for_turn: whether it lasts until the target has ended, or may run; others may end before.
     """
 
-    def __init__(self, target: "Call") -> None:
+    def __init__(self, target: "Call", is_for_turn: bool) -> None:
         self.target = target
+        self.is_for_turn = is_for_turn
 
 
 class _Receiver(Protocol):
@@ -101,6 +106,7 @@ class Call(Flag):
         may_overtake: whether it goes before calls that can only run when the one has ended that makes it.
         needs_no_room: whether it enters its lanes also where they are full.
         keeps_place: whether no call may come in between it and those before and behind it.
+        has_parts_ahead: whether calls that it waits for, and that are part of it, have gone before it; it has begun.
         needed: what its function waits for, the flat arguments or what returns them; None if this is not known.
         uses_jax: whether that may use jax, and so wait for devices.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
@@ -115,6 +121,7 @@ class Call(Flag):
         "_site",
         "body",
         "entering",
+        "has_parts_ahead",
         "is_brief",
         "keeps_place",
         "lanes",
@@ -154,7 +161,7 @@ class Call(Flag):
         self.needed: Sequence[object] | None = None
         self.uses_jax = True
         self.turn: Flag | None = None
-        self.is_brief = self.may_overtake = self.needs_no_room = self.keeps_place = False
+        self.is_brief = self.may_overtake = self.needs_no_room = self.keeps_place = self.has_parts_ahead = False
         self.waits: Sequence[Wait] = ()
         self._claims: list[object] = []  # the first one counts: appending is atomic
         self.is_set, self._waiting = False, []  # of a `Flag`

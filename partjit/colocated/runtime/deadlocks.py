@@ -29,7 +29,7 @@ def wait_for(
         return True
     if not current_calls():  # no call waits for this thread
         return flag.wait(deadline)
-    wait = Wait(target)
+    wait = Wait(target, deadline is None and (flag is target or flag is target.turn))
     return wait.of(_wait, wait, flag, deadline, make_way)()
 
 

@@ -52,7 +52,7 @@ class Made:
         self.results = results
         self.out_specs = out_specs
         self.saved: object = _NOTHING
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.has_run = False
         self.is_crossed = False
         self._claims: dict[str, object] = {}  # whose `setdefault` is atomic
@@ -96,7 +96,7 @@ class Made:
             return self._nothing()
         try:
             values = body()
-        except Exception as error:
+        except BaseException as error:
             if is_interrupt(error):
                 raise
             self.error = error  # before it is read whether it was taken: `take` does it the other way round

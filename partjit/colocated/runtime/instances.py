@@ -50,7 +50,7 @@ class Instance:
         *,
         uses_jax: bool,
     ) -> None:
-        self.lane = None if concurrent else Lane()
+        self.lane = None if concurrent else Lane(is_of_object=True)
         self.history = None if concurrent else History(*map(self._hook, state or ()))
         self._shows_state = state and state[0]
         self.name = cls.__name__

@@ -2,19 +2,19 @@
 
 The calls of a lane run one at a time, in order. A call is in one lane or several (that of its stream, and that of the
 object whose method it is), and is to run when it is first in all of them. It enters all of them at once, behind the
-calls that are there; but a call made by another goes before those that wait for the end of that one. Nothing here waits
-or runs a call: `scheduler` does, with what these functions say is first now.
+calls that are there; but a call made by another goes before those that wait for the end of that one: see `overtaking`.
+Nothing here waits or runs a call: `scheduler` does, with what these functions say is first now.
 """
 
-import bisect
 import collections
 import itertools
 import operator
 from collections.abc import Callable, Sequence
 
-from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
-from partjit.colocated.runtime.deadlocks import calls_before, needed_by, waits_for_any
+from partjit.colocated.runtime import overtaking
+from partjit.colocated.runtime.call import NOBODY, Call, Lane
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
+from partjit.colocated.runtime.overtaking import has_later_before, is_first
 
 __all__ = [
     "end",
@@ -80,7 +80,7 @@ def _append(call: Call) -> bool | Flag:
         lane.calls.append(call)
         is_first = is_first and lane.calls[0] is call
     if call.may_overtake:
-        is_first = _overtake(call) or is_first
+        is_first = overtaking.overtake(call) or is_first
     return is_first and not (call.claimant is None and _is_waited_for(call.lanes[0]))
 
 
@@ -104,7 +104,7 @@ def _append_for_another(call: Call) -> bool:
         others = [lane for lane in call.lanes if lane.calls]
         if not others and not _is_waited_for(first):
             return False
-    if call.may_overtake and any(_blocked(call, lane) for lane in call.lanes):
+    if call.may_overtake and any(overtaking.blocked(call, lane) for lane in call.lanes):
         return False
     if call.entering is not None and _is_given_up_entering(call):
         return True
@@ -119,86 +119,9 @@ def _append_for_another(call: Call) -> bool:
     return True
 
 
-def _overtake(call: Call) -> bool:
-    """Moves a call that is last in its lanes to where it belongs; returns whether it is first in all of them now.
-
-    It stays the last one if it waits for one of those behind it then: for a call of another thread that waits for them.
-    """
-    overtaken = {lane: others for lane in call.lanes if (others := _blocked(call, lane))}
-    if not overtaken:
-        return False
-    for lane, others in overtaken.items():
-        _move(call, lane, len(others))
-    # Looked at afterwards: who begins to wait meanwhile finds this call before them.
-    if waits_for_any(call, [other for others in overtaken.values() for other in others]):
-        for lane in overtaken:
-            _move(call, lane, 0)
-    return is_first(call)
-
-
-def _blocked(call: Call, lane: Lane) -> list[Call]:
-    """The calls of an object, the last ones there, that can only run when the one has ended that makes a call.
-
-    None of them is one that the call itself comes after, by the order of its own stream.
-    """
-    if lane is call.stream:
-        return []
-    makers = current_calls()
-    there = [other for other in [*lane.calls] if other is not call]
-    earlier, _ = _by_stream(call, there)
-    begun = there.index(earlier[-1]) + 1 if earlier else 1 if there and is_first(there[0]) else 0
-    return there[bisect.bisect_left(there, True, begun, key=lambda other: waits_for_any(other, makers)) :]
-
-
-def _by_stream(call: Call, others: Sequence[Call]) -> tuple[Sequence[Call], Sequence[Call]]:
-    """The calls of the same outermost stream that come before one which this thread makes, and those that come after.
-
-    Args:
-        call: the call.
-        others: calls in the order of a lane, with those of other streams.
-    """
-    makers = current_calls()
-    own = [other for other in others if other.stream.root is call.stream.root]
-    later = bisect.bisect_left(own, True, key=lambda other: _is_behind(other, makers))
-    return own[:later], own[later:]
-
-
-def _is_behind(call: Call, others: Sequence[Call]) -> bool:
-    """Whether a call can only run when one of others has ended, in whatever order those of objects are."""
-    return any(other in others for other in needed_by(call, _fixed))
-
-
-def _move(call: Call, lane: Lane, behind: int) -> None:
-    """Moves a call so that as many are behind it: counted so, as the first one may leave the lane meanwhile."""
-    lane.calls.remove(call)
-    lane.calls.insert(-behind if behind else len(lane.calls), call)
-
-
-def has_later_before(call: Call) -> bool:
-    """Whether calls that come after one that this thread makes are before it in the lane of an object."""
-    return any(_later(call, lane) for lane in call.lanes)
-
-
 def put_later_behind(call: Call) -> None:
     """Has the calls that come after one that this thread makes go behind it, unless it waits for one of them."""
-    order.run(_put_later_behind, call)
-
-
-def _put_later_behind(call: Call) -> None:
-    overtaken = {lane: others for lane in call.lanes if (others := _later(call, lane))}
-    later = [other for others in overtaken.values() for other in others]
-    for lane, others in overtaken.items():
-        _let_pass(call, lane, others)
-    if waits_for_any(call, later):
-        _make_way(call, current_calls())
-    if waits_for_any(call, later):
-        for lane in overtaken:
-            _move(call, lane, 0)
-
-
-def _later(call: Call, lane: Lane) -> Sequence[Call]:
-    """The calls before one in a lane that come after it by the order of their stream."""
-    return () if lane is call.stream else _by_stream(call, calls_before(call, lane))[1]
+    order.run(overtaking.put_later_behind, call)
 
 
 def let_ahead(other: Call, call: Call) -> bool:
@@ -206,67 +129,22 @@ def let_ahead(other: Call, call: Call) -> bool:
 
     That is so if it is behind that one or first, in each of its own, and may leave those behind it.
     """
-    return order.run(_let_ahead, other, call)
-
-
-def _let_ahead(other: Call, call: Call) -> bool:
-    shared = [lane.calls for lane in other.lanes if lane in call.lanes]
-    elsewhere = [lane.calls for lane in other.lanes if lane not in call.lanes]
-    if other.keeps_place or call.keeps_place or any(not calls or calls[0] is not other for calls in elsewhere):
-        return False
-    if any(len(calls) < 2 or calls[0] is not call or calls[1] is not other for calls in shared):
-        return False
-    # C moves the call in all of them: nothing is added or removed in between, and no interrupt comes.
-    any(itertools.starmap(operator.call, [step for calls in shared for step in _to_second(call, calls)]))
-    return True
-
-
-def _to_second(call: Call, calls: collections.deque[Call]) -> Sequence[tuple[Callable[..., None], *tuple[object, ...]]]:
-    return (calls.remove, call), (calls.insert, 1, call)
+    return order.run(overtaking.let_ahead, other, call)
 
 
 def make_way(target: Call, makers: Sequence[Call]) -> None:
     """Has calls that can only run when others have ended go behind those that a target of the others waits for.
 
     A call is in the lane of its object from when it is made, though its stream may be blocked for long. So calls of two
-    objects can be in one order in the lane of one, and have to run in the other for what is running already. Nothing is
-    moved if the target itself can only run when the others have ended.
+    objects can be in one order in the lane of one, and have to run in the other for what is running already. None
+    is moved if the target itself can only run when the others have ended. What the target waits for goes before calls
+    of the same object that wait for it and that it is a part of.
 
     Args:
         target: what the others wait for.
         makers: the others.
     """
-    order.run(_make_way, target, makers)
-
-
-def _make_way(target: Call, makers: Sequence[Call]) -> None:
-    def before(call: Call, lane: Lane) -> Sequence[Call]:
-        if lane is not call.stream:
-            _let_pass(call, lane, [other for other in calls_before(call, lane) if _is_behind(other, makers)])
-        return calls_before(call, lane)
-
-    if not _is_behind(target, makers):
-        collections.deque(needed_by(target, before), maxlen=0)
-
-
-def _fixed(call: Call, lane: Lane) -> Sequence[Call]:
-    """The calls before one in a lane that stay there: of its stream, of streams nested in the same one, and begun."""
-    before = calls_before(call, lane)
-    if lane is call.stream:
-        return before
-    root = call.stream.root
-    return [other for i, other in enumerate(before) if other.stream.root is root or (i == 0 and is_first(other))]
-
-
-def _let_pass(call: Call, lane: Lane, blocked: Sequence[Call]) -> None:
-    """Moves blocked calls that are before one in a lane to right behind it, unless calls there were made ahead."""
-    calls = lane.calls
-    if any(other.keeps_place for other in [*calls]):
-        return
-    for other in reversed(blocked):
-        behind = len(calls) - 1 - calls.index(call)  # counted so, as the first one may leave the lane meanwhile
-        calls.insert(-behind if behind else len(calls), other)
-        calls.remove(other)  # the former one: whoever looks meanwhile finds it
+    order.run(overtaking.make_way, target, makers)
 
 
 _append_to: Callable[[collections.deque[Call], Call], None] = collections.deque.append
@@ -354,11 +232,6 @@ def _remove(call: Call) -> list[Call]:
         else:
             _busy.pop(lane, None)
     return following
-
-
-def is_first(call: Call) -> bool:
-    """Whether a call is first in all of its lanes."""
-    return not [lane for lane in call.lanes if not lane.calls or lane.calls[0] is not call]
 
 
 def forget_after_fork() -> list[Call]:

@@ -1,12 +1,12 @@
 """Functions of NumPy arrays: they get these in place of arrays, and those that promise it do not run jax."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from partjit._jax import to_numpy
-from partjit._jax.arrays import ArrayImpl, PRNGKeyArray
+from partjit._jax.arrays import ArrayImpl
 from partjit._jax.refusal import refusing
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime.failures import add_note
@@ -18,32 +18,21 @@ WITH_NUMPY = frozenset({ArrayImpl, HostArgument})
 """The types of arguments that have a NumPy array."""
 
 
-def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
+def with_numpy_arguments(target: Callable[..., PyTree], name: str) -> Callable[..., PyTree]:
     """A function of arrays that calls `target` with NumPy arrays, which are read-only.
 
     A NumPy array is a view where one buffer holds the array, else a copy made of its shards.
 
     Args:
         target: takes NumPy arrays.
-        name, paths: its name, and those of its flat arguments, in messages.
-
-    Raises:
-        ValueError: when called: an argument has no NumPy array, since it is one of typed keys.
+        name: what it is called in messages.
     """
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         if not kwargs and WITH_NUMPY.issuperset(map(type, args)):
             args = tuple(map(as_numpy, args))
         else:
-            leaves, tree = jax.tree.flatten((args, kwargs))
-            kinds = [*map(type, leaves)]
-            if PRNGKeyArray in kinds:
-                i = kinds.index(PRNGKeyArray)
-                raise ValueError(
-                    f"{paths[i]} of {name} is {leaves[i].aval.str_short()}, and NumPy has no typed keys: pass "
-                    "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
-                )
-            args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
+            args, kwargs = jax.tree.map(as_numpy, (args, kwargs))
         try:
             return target(*args, **kwargs)
         except Exception as error:

@@ -85,7 +85,7 @@ def one_by_one(target: Callable[..., PyTree], examples: Examples) -> Callable[..
                     continue
                 for each, array in zip(stacks, own.fit_numpy(_as_numpy(result), examples.name), strict=True):
                     each[i] = array
-        except Exception as error:
+        except BaseException as error:
             add_note(error, f"It was called for the example {i} of {size}, as jax.vmap has it")
             raise
         finally:

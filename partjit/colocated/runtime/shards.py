@@ -93,7 +93,7 @@ def on_each(call: Callable[[int], _Result], positions: Sequence[dict[str, int] |
                 _coordinates.set(position)
                 try:
                     results.append(call(k))
-                except Exception as error:
+                except BaseException as error:
                     if position is not None:
                         error.add_note(f"It was called for the shard at {position} of the mesh")
                     raise

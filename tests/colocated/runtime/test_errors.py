@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import traceback
+from asyncio import CancelledError
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax import lax
 
 import partjit
-from partjit import colocated
-from partjit.colocated import colocated_python
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import failures, scheduler
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -64,6 +66,87 @@ def test_the_original_exception_is_raised_with_its_traceback_and_where_the_call_
     assert note.startswith("This happened in the colocated call of 'fail' made at ")
     assert f"{__file__}:" in note
     assert note.endswith("in test_the_original_exception_is_raised_with_its_traceback_and_where_the_call_was_made")
+
+
+class Stop(BaseException):
+    """No Exception, and the user's own."""
+
+
+def eagerly(call, x):
+    return call(x)
+
+
+def in_a_program(call, x):
+    return pjit(lambda x: 2 * call(x))(x)
+
+
+def in_a_loop(call, x):
+    return pjit(lambda x: lax.fori_loop(0, 2, lambda _, x: call(x) * 1, x))(x)
+
+
+def in_a_branch(call, x):
+    return pjit(lambda x: lax.cond(x[0] > 0, lambda: call(x), lambda: x))(x)
+
+
+def in_a_batch(call, x):
+    return pjit(lambda x: jax.vmap(call)(jnp.stack([x, x])) * 1)(x)
+
+
+def on_devices(call, x):
+    mesh = partjit.Mesh(np.array(jax.devices()), ("x",))
+    return in_a_loop(call, jax.device_put(x, jax.NamedSharding(mesh, P("x"))))
+
+
+def without_compiling(call, x):
+    with jax.disable_jit():
+        return in_a_program(call, x)
+
+
+def in_another(call, x):
+    return colocated_python(lambda x: call(x) * 1, mode="inline")(x)
+
+
+def as_a_method(call, x):
+    class Owner:
+        def call(self, x):
+            return call(x)
+
+    return colocated_python_class(Owner)().call.specialize(out_specs_fn=lambda x: x)(x)
+
+
+def made_and_seen(way, call, x):
+    jax.block_until_ready(way(call, x))
+    colocated.wait()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, CancelledError, Stop])
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "inline"}, {"mode": "stream"}, {}, {"uses_jax": False}, {"brief": True}, {"returns": None}],
+    ids=str,
+)
+def test_whatever_is_raised_names_its_call_however_that_is_made(options, error):
+    def fail(x):
+        if np.asarray(x).ravel()[0] > 1:
+            raise error("mine")
+        return None if "returns" in options else x
+
+    made = {"out_specs_fn": lambda x: options.get("returns", x), **options}
+    is_brief, _ = made.pop("brief", False), made.pop("returns", None)
+    x = np.full(8, 2, np.float32)
+    places = (eagerly, in_a_program, in_a_loop, in_a_branch, in_a_batch, on_devices, without_compiling)
+    for way in (*places, in_another, as_a_method):
+        call = colocated_python(fail, **made)
+        use = call if "returns" not in options else lambda x, call=call: [call(x), x][1]
+        for _ in range(30 * is_brief):
+            jax.block_until_ready(call(x - 1))
+        with pytest.raises(error, match="mine") as caught:
+            made_and_seen(way, use, x)
+        (note,) = [
+            note for note in caught.value.__notes__ if note.startswith("This happened in the colocated call of ")
+        ]
+        assert f"made at {__file__}:" in note, way
+        colocated.wait()  # it was seen
 
 
 def test_raising_again_and_again_does_not_pile_up():

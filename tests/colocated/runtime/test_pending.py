@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import io
 import operator
 import pickle
+import sys
 import threading
 
 import jax
@@ -409,3 +411,19 @@ def test_partial_and_reduce_see_an_array(pending, x):
     same(functools.reduce(operator.add, [pending, x, pending]), x * 3)
     assert isinstance(pending, jax.Array)
     assert isinstance(pending, partjit.colocated.PendingArray)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="only types written in C have a buffer")
+def test_its_memory_is_read_as_that_of_any_array():
+    array = jnp.asarray(VALUE)
+    for use in (memoryview, lambda y: np.frombuffer(y, np.float32), lambda y: io.BytesIO(y).getbuffer()):
+        assert bytes(use(when_told_soon(array))) == bytes(use(array))
+
+
+def test_its_memory_is_that_of_its_numpy_array_on_every_python():
+    array = jnp.asarray(VALUE)
+    assert memoryview(np.asarray(when_told_soon(array))) == memoryview(array)
+    if sys.version_info < (3, 12):
+        with pytest.raises(TypeError, match="a bytes-like object is required, not 'PendingArray'"):
+            memoryview(when_told_soon(array))
+        rendezvous.say("told")
