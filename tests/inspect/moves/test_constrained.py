@@ -117,6 +117,22 @@ def test_nothing_is_propagated_along_what_top_k_selects():
     assert selected.shown_spec == "P('x', None)"
 
 
+NEED_ALL = {
+    "top_k": lambda x: lax.top_k(x, 2)[0],
+    "scan": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(4), x)[1],
+}
+
+
+@pytest.mark.parametrize("after", NEED_ALL.values(), ids=NEED_ALL)
+def test_what_top_k_selects_is_gathered_again_by_what_needs_all_of_it(after):
+    def fun(x):
+        return after(lax.top_k(x, 4)[0])
+
+    report = explained(fun, P("x"), floats(8, 16))
+    assert_equal(report)
+    assert sorted(one.result for one in report.predicted) == ["f32[8,16]", "f32[8,4]"]
+
+
 def test_of_branches_the_one_that_sends_most_counts():
     def fun(x, w, is_wide):
         return lax.cond(is_wide, lambda x: (x @ w).sum(0), lambda x: x.sum(0).sum() + jnp.zeros(16), x)
