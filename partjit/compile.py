@@ -3,17 +3,19 @@
 `Lowered` and `Compiled` are jax's own; `Traced` is ours because its program is.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import jax
-from jax.core import Tracer
+from jax.core import AbstractValue, ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import LoweringParameters
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from partjit._jax.analysis import lower_for_analysis
 from partjit._jax.caches import weakref_cache
@@ -37,12 +39,13 @@ from partjit.mesh import describe_mesh, has_explicit_axes, is_abstract_mesh
 from partjit.primitive import device_witness, shardings_of
 from partjit.render.numbers import counted
 from partjit.retiring import retiring
-from partjit.spec import Spec
+from partjit.spec import UNCONSTRAINED, Spec
 from partjit.typed import sharding_in_type
 
 __all__ = [
     "Program",
     "Traced",
+    "as_aliased",
     "in_shardings_of",
     "lower",
     "lower_jaxpr",
@@ -122,10 +125,11 @@ def lower(
     An argument whose spec is UNSPECIFIED keeps its sharding: that of a committed array is part of the program. This is
     how residuals get their shardings.
     """
+    low, out_shardings = low_jaxpr(jaxpr), shardings_of(out_specs, mesh)
     return lower_jaxpr(
-        low_jaxpr(jaxpr),
-        in_shardings_of(args, in_specs, mesh),
-        shardings_of(out_specs, mesh),
+        low,
+        as_aliased(low, in_shardings_of(args, in_specs, mesh), out_shardings, donated_invars),
+        out_shardings,
         donated_invars,
         mesh,
         name,
@@ -141,6 +145,43 @@ def in_shardings_of(args: Sequence[object], specs: Sequence[Spec], mesh: Mesh) -
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
         for arg, sharding in zip(args, shardings_of(specs, mesh), strict=True)
     )
+
+
+def as_aliased(
+    jaxpr: ClosedJaxpr,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
+    donated: Sequence[bool],
+) -> tuple[MaybeSharding, ...]:
+    """The shardings of arguments, replicated where jax has a result use the memory of an UNSPECIFIED one.
+
+    jax pairs donated arguments and results with shards of one type, and takes an argument for unsharded that is left
+    to the partitioner. Where that shards it XLA fails, as the result does not fit into its memory.
+
+    Source: `_set_up_aliases` of jax.
+    """
+    given = [*in_shardings]
+    if not any(isinstance(given[i], UnspecifiedValue) for i, is_donated in enumerate(donated) if is_donated):
+        return tuple(given)
+    donors: dict[object, collections.deque[int]] = collections.defaultdict(collections.deque)
+    for i, is_donated in enumerate(donated):
+        if is_donated:
+            donors[_shard_type(jaxpr.in_avals[i], given[i])].append(i)
+    for aval, sharding in zip(jaxpr.out_avals, out_shardings, strict=True):
+        if not (same := donors.get(_shard_type(aval, sharding))):
+            continue
+        i = same.popleft()
+        is_certain = isinstance(sharding, NamedSharding) and UNCONSTRAINED not in sharding.spec
+        if is_certain and isinstance(given[i], UnspecifiedValue):
+            given[i] = NamedSharding(sharding.mesh, P())
+    return tuple(given)
+
+
+def _shard_type(aval: AbstractValue, sharding: MaybeSharding) -> tuple[object, ...] | None:
+    if not isinstance(aval, ShapedArray):
+        return None
+    shape = aval.shape if isinstance(sharding, UnspecifiedValue) else sharding.shard_shape(aval.shape)
+    return (shape, aval.dtype)
 
 
 def own_sharding(arg: object) -> MaybeSharding:

@@ -441,15 +441,13 @@ def test_jax_clear_caches_leaves_functions_working(mesh):
     assert fun.traces == 2
 
 
-def test_a_dropped_function_is_collected_with_what_it_closes_over(mesh):
-    class Big:
-        pass
-
+@pytest.mark.parametrize("keep_unused", [False, True])
+def test_a_dropped_function_is_collected_with_what_it_closes_over(mesh, keep_unused):
     def make(big):
-        return lambda a: a + float(big is not None)
+        return lambda a: a + big
 
-    big = Big()
-    function = pjit(make(big), in_axis_resources=P("x"), out_axis_resources=P("x"))
+    big = jnp.ones(8)
+    function = pjit(make(big), in_axis_resources=P("x"), out_axis_resources=P("x"), keep_unused=keep_unused)
     with mesh:
         function(ones(8))
         function(ones(8))

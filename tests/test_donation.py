@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, P, pjit, reshard_policy, set_mesh
+from partjit import UNSPECIFIED, Mesh, P, pjit, reshard_policy, set_mesh
+from partjit.inspect import explain
 
 
 @pytest.fixture(params=[1, 8], ids=["one device", "eight devices"])
@@ -143,6 +144,27 @@ def test_a_donated_argument_that_is_a_result(mesh):
             np.testing.assert_array_equal(second, np.full((8, 4), 1.0))
             assert a.is_deleted()
             assert b.is_deleted()
+
+
+def test_a_replicated_result_takes_the_memory_of_an_argument_without_a_spec(mesh):
+    """Of which jax assumes that it is unsharded, whatever the partitioner makes of it."""
+    function = pjit(lambda a, b: (a @ b, a), UNSPECIFIED, (P("x"), None), donate_argnums=0)
+    a, b = np.arange(64.0, dtype=np.float32).reshape(8, 8), np.eye(8, dtype=np.float32)
+    with mesh:
+        compiled = function.lower(a, b).compile()
+        assert compiled.memory_analysis().alias_size_in_bytes == a.nbytes
+        donated = jnp.asarray(a)
+        for result in (*function(a, b), *function(donated, b), *compiled(a, b)):
+            np.testing.assert_array_equal(result, a)
+        assert explain(function, a, b).whole.tree.inputs[0].shown_spec == "P(None, None)"
+
+
+def test_a_sharded_result_takes_the_memory_of_an_argument_of_the_shape_of_its_shards(mesh):
+    function = pjit(lambda a: jnp.tile(a, (mesh.size, 1)), UNSPECIFIED, P("x"), donate_argnums=0)
+    with mesh:
+        for _ in range(2):
+            a = jnp.arange(3.0)[None]
+            np.testing.assert_array_equal(function(a), np.tile(np.arange(3.0), (mesh.size, 1)))
 
 
 def test_state_is_carried_through_many_steps(mesh):

@@ -66,7 +66,7 @@ def lower_to_computation(
         in_shardings, out_shardings = _as_on_devices(jaxpr, in_shardings, out_shardings, mesh)
     elif context_mesh.size > 1:
         out_shardings = _over_the_mesh(jaxpr, out_shardings, context_mesh)
-    return pxla.lower_sharding_computation(
+    computation = pxla.lower_sharding_computation(
         jaxpr,
         "pjit",
         name,
@@ -82,6 +82,11 @@ def lower_to_computation(
         lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
         pgle_profiler=None,
     )
+    if keep_unused:
+        # Since jax 0.12 this cache has for a jaxpr that loses no argument the jaxpr itself, its own weak key. It would
+        # stay as long as the process, with the constants in it and the objects whose methods it calls.
+        pxla._dce_jaxpr.evict_weakref(jaxpr)
+    return computation
 
 
 def _over_the_mesh(

@@ -5,7 +5,7 @@ import math
 import re
 
 from partjit.command.mistakes import Mistake, did_you_mean
-from partjit.inspect.collectives import Collective
+from partjit.inspect.collectives import taken
 from partjit.inspect.contents import Contents
 from partjit.inspect.findings import KINDS
 from partjit.inspect.user_lines import shown_site
@@ -36,9 +36,9 @@ class Limits:
         sent = report.collectives.bytes_per_step
         if self.max_bytes is not None and not sent <= self.max_bytes:
             amount = f"{shown_bytes(sent)} per step" if math.isfinite(sent) else "an unknown number of bytes per step"
-            costly = sorted(report.collectives, key=_cost, reverse=True)[:_MOST]
+            costly = sorted(taken(report.collectives), key=lambda one: one.counted_bytes, reverse=True)[:_MOST]
             lines = [
-                f"\n  {shown_bytes(_cost(found))}  {found.kind} over {', '.join(found.axes) or 'no axis'}"
+                f"\n  {shown_bytes(found.counted_bytes)}  {found.kind} over {', '.join(found.axes) or 'no axis'}"
                 + (f", at {shown_site(found.site)}" if found.site else "")
                 for found in costly
             ]
@@ -60,10 +60,6 @@ class Limits:
             f"{shown_bytes(self.max_bytes)}, and XLA may move more, which is not predicted exactly: "
             f"{shown_bytes(most)} at most. --compiled says what it moves"
         )
-
-
-def _cost(collective: Collective) -> float:
-    return collective.bytes_moved if collective.bytes_per_step is None else collective.bytes_per_step
 
 
 def size_of(text: str, option: str = "--max-bytes") -> int:

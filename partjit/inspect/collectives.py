@@ -19,8 +19,10 @@ Your Model, https://jax-ml.github.io/scaling-book/sharding. Of an all-to-all the
 device, not those it forwards on a ring.
 """
 
+import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from partjit.inspect.times import Times
@@ -36,6 +38,7 @@ __all__ = [
     "executions",
     "in_branch",
     "repeated",
+    "taken",
     "total_bytes",
 ]
 
@@ -193,6 +196,11 @@ class Collective:
         return None if self.times is None else self.times * self.bytes_moved
 
     @property
+    def counted_bytes(self) -> float:
+        """The same, where a loop of unknown trip count counts as one iteration."""
+        return self.executions * self.bytes_moved
+
+    @property
     def sites(self) -> tuple[Site, ...]:
         """The distinct lines that it and its members come from."""
         found = [self.site, *(member.site for member in self.members)]
@@ -297,20 +305,54 @@ def total_bytes(collectives: Iterable[Collective]) -> Total:
         >>> total_bytes([in_branch(0, 100), in_branch(0, 20), in_branch(1, 80)])
         Total(bytes=60.0, is_exact=False)
     """
-    # A tree: the cost of a branch itself, and the conditionals in it with their branches.
     everything = [*collectives]
-    own: dict[tuple, float] = {(): 0.0}
-    inner: dict[tuple, dict[str, dict[int, tuple]]] = {}
-    for collective in everything:
-        path: tuple = ()
-        for conditional, number in collective.branch:
-            branches = inner.setdefault(path, {}).setdefault(f"{collective.program}/{conditional}", {})
-            path = branches.setdefault(number, (*path, (collective.program, conditional, number)))
-            own.setdefault(path, 0.0)
-        own[path] += collective.bytes_moved * collective.executions
+    is_exact = all(collective.is_exact and collective.times is not None for collective in everything)
+    return Total(sum(collective.counted_bytes for collective in taken(everything)), is_exact)
 
+
+def taken(
+    collectives: Iterable[Collective], cost: Callable[[Collective], float] = lambda one: one.counted_bytes
+) -> list[Collective]:
+    """Those that count in totals: of the branches of each conditional, those of the one that costs the most.
+
+    Example:
+        >>> def in_branch(*branch, size):
+        ...     return Collective(
+        ...         kind="all-gather", axes=("x",), group_size=2, operand="", result="", operand_bytes=size // 2,
+        ...         result_bytes=size, branch=branch)
+        >>> inner = in_branch(("a", 1), ("b", 0), size=30), in_branch(("a", 1), ("b", 1), size=40)
+        >>> [one.result_bytes for one in taken([in_branch(("a", 0), size=60), *inner])]
+        [60]
+        >>> [one.result_bytes for one in taken([in_branch(("a", 0), size=20), *inner])]
+        [40]
+    """
+    # A tree: the cost of a branch itself, and the conditionals in it with their branches.
+    everything = [(collective, _path(collective)) for collective in collectives]
+    own: dict[tuple, float] = collections.defaultdict(float)
+    inner: dict[tuple, dict[tuple[str, str], dict[int, tuple]]] = {}
+    for collective, path in everything:
+        own[path] += cost(collective)
+        for depth, (program, conditional, number) in enumerate(path):
+            branches = inner.setdefault(path[:depth], {}).setdefault((program, conditional), {})
+            branches[number] = path[: depth + 1]
+
+    @functools.cache
     def total(path: tuple) -> float:
-        conditionals = inner.get(path, {}).values()
-        return own[path] + sum(max(map(total, branches.values())) for branches in conditionals)
+        return own[path] + sum(total(most) for most in dearest(path))
 
-    return Total(total(()), all(collective.is_exact and collective.times is not None for collective in everything))
+    @functools.cache
+    def dearest(path: tuple) -> list[tuple]:
+        return [max(branches.values(), key=total) for branches in inner.get(path, {}).values()]
+
+    def chosen(path: tuple) -> Iterator[tuple]:
+        yield path
+        for most in dearest(path):
+            yield from chosen(most)
+
+    kept = {*chosen(())}
+    return [collective for collective, path in everything if path in kept]
+
+
+def _path(collective: Collective) -> tuple[tuple[str, str, int], ...]:
+    """The branches that a collective is in, outermost first: of which program and conditional, and their numbers."""
+    return tuple((collective.program, conditional, number) for conditional, number in collective.branch)

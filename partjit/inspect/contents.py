@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
-from partjit.inspect.collectives import Collective, UnknownMove, executions, repeated, total_bytes
+from partjit.inspect.collectives import Collective, UnknownMove, executions, repeated, taken, total_bytes
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.findings import Finding, findings_of, grouped
 from partjit.inspect.flops import Flops, flops_of
@@ -90,7 +90,7 @@ class Collectives(tuple[Collective, ...]):
             alike.setdefault(key, []).append(c)
 
         def cost(group: list[Collective]) -> float:
-            return sum(c.executions * c.bytes_moved for c in group)
+            return sum(c.counted_bytes for c in group)
 
         return sorted(alike.values(), key=cost, reverse=True)
 
@@ -153,7 +153,7 @@ def _row(group: Sequence[Collective]) -> tuple[str | int, ...]:
         c.result if len(c.result) <= 40 else f"{c.combined} arrays",
         count,
         c.shown_times if c.times is None else c.times,
-        shown_bytes(count * c.executions * c.bytes_moved),
+        shown_bytes(count * c.counted_bytes),
         folded(module for c in group for module in c.modules),
         shown_lines(c.site, c.library),
         c.program,
@@ -242,17 +242,17 @@ class Contents:
     def seconds(self) -> Mapping[tuple[str, ...], float]:
         """How long the collectives over axes take in a step at the stated bandwidth, the longest first.
 
-        Those over several axes take as long as over the slowest of them. Empty if no bandwidth is stated.
+        Those over several axes take as long as over the slowest of them. What counts is what `bytes_per_step` of the
+        collectives counts. Empty if no bandwidth is stated.
         """
         found: dict[tuple[str, ...], float] = {}
         rates = self.bandwidth
         if rates is None:
             return found
-        for c in self.collectives:
+        for c in taken(self.collectives):
             known = [rates[axis] for axis in c.axes if axis in rates] if isinstance(rates, Mapping) else [rates]
             if known:
-                sent = c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step
-                found[c.axes] = found.get(c.axes, 0.0) + sent / min(known)
+                found[c.axes] = found.get(c.axes, 0.0) + c.counted_bytes / min(known)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property

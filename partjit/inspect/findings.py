@@ -291,7 +291,7 @@ def _reduced_in_loops(partitioned: Partitioned, collectives: Sequence[Collective
         times = "" if c.times is None else f", {c.times:,} times"
         yield Finding(
             "reduced in loop",
-            int(c.bytes_per_step or c.bytes_moved),
+            int(c.counted_bytes),
             f"{value.name}, {_type(value)}, is reduced over {', '.join(map(repr, c.axes))} in every iteration{times}, "
             "and the sums are added up",
             "add up what each device has, in a shard_map over these axes around the loop, and reduce once after it",

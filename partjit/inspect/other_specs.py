@@ -71,7 +71,7 @@ def other_specs(partitioned: Partitioned, prediction: Prediction) -> Iterator[Ot
 def _moves(prediction: Prediction) -> Iterator[tuple[tuple[int, ...], float, Site | None, str]]:
     """What is moved: the equations, the bytes at most, the line and the module."""
     for c in prediction.collectives:
-        yield c.tags, c.executions * c.bytes_moved, c.site, c.module
+        yield c.tags, c.counted_bytes, c.site, c.module
     for move in prediction.unknown:
         yield move.tags, executions(move) * move.bytes_at_most, move.site, move.module
 

@@ -200,7 +200,7 @@ def _unconstrained(partitioned: Partitioned, collectives: Sequence[Collective]) 
         if not batch or all(value.sharding is not None and value.sharding.axes == axes for value in stream.values):
             continue
         sent = sum(
-            c.bytes_per_step or c.bytes_moved
+            c.counted_bytes
             for c in collectives
             if c.tags and any(v.aval.shape == shape for v in _arrays_of(equations[c.tags[-1]]))
         )
@@ -288,7 +288,7 @@ def _elementwise(partitioned: Partitioned, collectives: Sequence[Collective]) ->
         others = [value for value in (*alike, result) if value.number != most.number and value.number >= 0]
         finding = Finding(
             "gathered elementwise",
-            int(c.bytes_per_step or c.bytes_moved),
+            int(c.counted_bytes),
             f"{most.name}, {most.shown_type} {most.shown_spec}, is gathered for {equation.primitive}, which works "
             "element by element",
             f"constrain the other operands and the result to {most.shown_spec}, and drop constraints to less",
@@ -316,7 +316,7 @@ def _back_and_forth(partitioned: Partitioned, collectives: Sequence[Collective])
     tags = {c.tags[-1]: 0.0 for c in collectives if c.tags}
     for c in collectives:
         if c.tags:
-            tags[c.tags[-1]] += c.bytes_per_step or c.bytes_moved
+            tags[c.tags[-1]] += c.counted_bytes
     flow = Dataflow(partitioned.tree)
     for first in partitioned.tree.walk():
         if first.number not in tags or not _keeps_shape(first):

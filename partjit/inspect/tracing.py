@@ -17,7 +17,7 @@ from partjit._jax.tracing import low_jaxpr, refuse_high_types
 from partjit._jax.types import PyTreeDef
 from partjit.api import pjit
 from partjit.checks import shown
-from partjit.compile import Traced, in_shardings_of
+from partjit.compile import Traced, as_aliased, in_shardings_of
 from partjit.inspect.propagation import Unit
 from partjit.mesh import Mesh as PartjitMesh
 from partjit.mesh import auto_twin, is_abstract_mesh
@@ -83,14 +83,15 @@ def _entered(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[obj
 def _of_pjit(traced: Traced) -> TracedFunction:
     program = traced.program
     refuse_high_types(program.jaxpr, program.name, "explained")
-    in_shardings = in_shardings_of(traced.leaves, program.in_specs, program.mesh)
-    out_shardings = shardings_of(program.out_specs, program.mesh)
+    jaxpr, out_shardings = low_jaxpr(program.jaxpr), shardings_of(program.out_specs, program.mesh)
+    own = in_shardings_of(traced.leaves, program.in_specs, program.mesh)
+    in_shardings = as_aliased(jaxpr, own, out_shardings, program.donated_invars)
     hidden = len(program.jaxpr.in_avals) - len(program.arg_paths)
     paths = (*(f"closed_over[{i}]" for i in range(hidden)), *program.arg_paths)
     mesh = program.mesh if not program.mesh.empty else _mesh_in(program.jaxpr, (*in_shardings, *out_shardings))
     whole = Unit(
         program.name,
-        low_jaxpr(program.jaxpr),
+        jaxpr,
         in_shardings,
         out_shardings,
         mesh,

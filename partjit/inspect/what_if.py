@@ -333,7 +333,7 @@ class WhatIf:
         collectives = [_on_mesh(one, self.mesh) for one in found]
         by_axes: dict[tuple[str, ...], float] = collections.defaultdict(float)
         for one in collectives:
-            by_axes[one.axes] += one.bytes_moved * one.executions
+            by_axes[one.axes] += one.counted_bytes
         unknown = [] if outcome.flops.is_exact else ["how often loops run, or which branches"]
         unknown += ["what XLA may move besides"] if moves else []
         return Answer(

@@ -289,11 +289,11 @@ def _part_of_axis(dim: int, digit: Digit, tiling: Tiling, mesh: Mesh | AbstractM
         # The axis can be split only if the digit begins and ends at factors of it.
         divides = low % step == low % stride == high % low == axis_size * step % high == 0
         if high > low and divides and high // low < axis_size:
-            factor = high // low
+            *majors, minor = [n for n in (axis_size * step // high, high // low, low // step) if n > 1]
             return UnrepresentableShardingError(
-                f"{tiling} shards dimension {dim} over a factor of {factor} of the axis {name!r}, which has "
+                f"{tiling} shards dimension {dim} over a factor of {high // low} of the axis {name!r}, which has "
                 f"{axis_size} devices, but a PartitionSpec names whole axes of the mesh ({describe_mesh(mesh)}): split "
-                f"{name!r} into axes of {factor} and {axis_size // factor} devices"
+                f"{name!r} into axes of {', '.join(map(str, majors))} and {minor} devices, in this order"
             )
     return UnrepresentableShardingError(
         f"{tiling} shards dimension {dim} over {size} devices with a stride of {stride}, and no axes of the mesh "

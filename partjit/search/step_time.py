@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from partjit.checks import require, require_number, wrong_type, wrong_value
-from partjit.inspect.collectives import Collective, UnknownMove, executions
+from partjit.inspect.collectives import Collective, UnknownMove, executions, taken
 from partjit.inspect.contents import Contents
 from partjit.inspect.skeleton import skeleton_of
 from partjit.inspect.traffic import count_traffic
@@ -263,18 +263,13 @@ def _of_parts(parts: Iterable[Part], machine: Machine) -> Iterator[Cause]:
 
 
 def _of_collectives(collectives: Sequence[Collective], sizes: Mapping[str, int], machine: Machine) -> Iterator[Cause]:
-    timed = [(one, seconds_of_collective(one, sizes, machine) * one.executions) for one in collectives]
-    branches: dict[tuple[str, str], dict[int, float]] = {}
-    for one, seconds in timed:
-        if one.branch:
-            of = branches.setdefault((one.program, one.branch[0][0]), {})
-            of[one.branch[0][1]] = of.get(one.branch[0][1], 0.0) + seconds
-    taken = {key: max(of, key=lambda number: of[number]) for key, of in branches.items()}
-    for one, seconds in timed:
-        if not one.branch or taken[one.program, one.branch[0][0]] == one.branch[0][1]:
-            what = f"{one.kind} over {' x '.join(one.axes) or 'parts of axes'}"
-            where = shown_lines(one.site, one.library) if one.site else ""
-            yield Cause("collective", what, where, one.bytes_moved * one.executions, seconds)
+    def seconds(one: Collective) -> float:
+        return seconds_of_collective(one, sizes, machine) * one.executions
+
+    for one in taken(collectives, seconds):
+        what = f"{one.kind} over {' x '.join(one.axes) or 'parts of axes'}"
+        where = shown_lines(one.site, one.library) if one.site else ""
+        yield Cause("collective", what, where, one.counted_bytes, seconds(one))
 
 
 def seconds_of_collective(one: Collective, sizes: Mapping[str, int], machine: Machine) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
 
 from partjit import Mesh, P, colocated, pjit
 from partjit.colocated import cheapness, colocated_python, colocated_python_class
@@ -166,12 +167,13 @@ def test_many_objects_that_are_dropped_at_once_are_destroyed_by_a_few_threads():
     "program",
     [
         lambda call: pjit(lambda x: call(x) + 1),
+        lambda call: pjit(lambda x: call(x) + 1, in_shardings=NamedSharding(Mesh(jax.devices(), "x"), P())),
         lambda call: pjit(lambda x: jax.lax.fori_loop(0, 2, lambda _, x: call(x), x)),
         lambda call: pjit(jax.vmap(call)),
         lambda call: pjit(jax.shard_map(call, mesh=Mesh(jax.devices()[:1], "x"), in_specs=P(), out_specs=P("x"))),
         lambda call: jax.jit(lambda x: call.specialize(uses_jax=False)(x) + 1),
     ],
-    ids=["program", "loop", "vmap", "shard_map", "jit"],
+    ids=["program", "on eight devices", "loop", "vmap", "shard_map", "jit"],
 )
 def test_an_object_is_destroyed_with_the_last_program_that_calls_it(program):
     counter = colocated_python_class(Counter)()

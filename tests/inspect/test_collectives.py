@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partjit.inspect.collectives import KINDS, Collective, Member, bytes_moved, total_bytes
+from partjit.inspect.collectives import KINDS, Collective, Member, bytes_moved, taken, total_bytes
 from partjit.inspect.hlo.rematerialization import Rematerialization
 from tests.census import sees
 
@@ -182,6 +182,7 @@ def test_of_branches_the_dearest_counts(tree, other):
     them = [*listed(tree, (), itertools.count())]
     assert total_bytes(them).bytes == pytest.approx(cost(tree))
     assert total_bytes(them).is_exact == all(not one.branch for one in them)
+    assert sum(one.bytes_per_step for one in taken(them)) == pytest.approx(cost(tree))
     # Another fragment of a plan, whose conditionals have the same names.
     more = [dataclasses.replace(one, program="other") for one in listed(other, (), itertools.count())]
     assert total_bytes([*them, *more]).bytes == pytest.approx(cost(tree) + cost(other))

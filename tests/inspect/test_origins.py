@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partjit import P, pjit, with_sharding_constraint
+from partjit.inspect import explain
 from partjit.inspect.why import origins as axis_origins
 from partjit.inspect.why.origins import OriginsUnavailableError, ask_partitioner, origins
 from partjit.inspect.why.script_process import ScriptFailedError, run_script
@@ -366,6 +367,19 @@ def test_origins_need_the_text_of_the_program():
 def test_a_program_on_one_device_has_no_origins():
     of = partitioned(pjit(jnp.sin, None, None), f32(8), of=inspected.partjit.Mesh(np.array(jax.devices()[:1]), "x"))
     assert not any(origins(of).values())
+
+
+def test_on_one_device_nothing_is_sharded_for_that_reason():
+    def reasons(spec, shape, names):
+        of_one = inspected.partjit.Mesh(np.array(jax.devices()[:1]).reshape(shape), names)
+        of = partitioned(pjit(lambda x: jnp.sin(x).T, spec, None), f32(8, 4), of=of_one)
+        return [why(of, value).unsharded for value in of.tree.values]
+
+    of_one_device = dict.fromkeys((0, 1), "the mesh has one device")
+    assert reasons(P("x", "y"), (1, 1), ("x", "y")) == [of_one_device] * 3
+    assert reasons(P("x"), (1,), "x") == [of_one_device] * 3
+    report = explain(jax.jit(jnp.sin), f32(3))
+    assert [report.why(value).unsharded for value in report.values] == [{0: "there is no mesh"}] * 2
 
 
 # The process apart

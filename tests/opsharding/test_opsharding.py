@@ -369,22 +369,38 @@ def test_what_no_spec_says_is_refused_with_the_reason(text):
     assert isinstance(caught.value, NotImplementedError)
 
 
-def test_an_axis_is_split_into_axes_whose_product_it_is():
-    advised = set()
-    for shape in mesh_shapes(12, 2, smallest=2):
-        mesh = AbstractMesh(shape, tuple(NAMES[: len(shape)]))
-        for rows in divisors_of(mesh.size):
-            columns = mesh.size // rows
-            for order in (f"[{rows},{columns}]<=[{mesh.size}]", f"[{columns},{rows}]<=[{rows},{columns}]T(1,0)"):
+def as_advised(mesh, message):
+    """The mesh with one axis split as the message says."""
+    advice = re.search(r"split '(\w+)' into axes of ([\d, ]+) and (\d+) devices, in this order", message)
+    assert advice, message
+    parts = {f"{advice[1]}{i}": int(size) for i, size in enumerate([*advice[2].split(", "), advice[3]])}
+    assert min(parts.values()) > 1
+    assert math.prod(parts.values()) == mesh.shape[advice[1]]
+    axes = [(parts if name == advice[1] else {name: size}).items() for name, size in mesh.shape.items()]
+    names, sizes = zip(*itertools.chain(*axes), strict=True)
+    return AbstractMesh(sizes, names)
+
+
+@pytest.mark.parametrize("shape", [(16,), (8, 2), (2, 8), (4, 4)], ids=str)
+def test_axes_split_as_advised_have_a_spec_where_any_axes_have(shape):
+    finest = AbstractMesh((2, 2, 2, 2), tuple(NAMES))
+    reached = set()
+    for perm in itertools.permutations(range(4)):
+        for grid in ([2, 8], [4, 4], [2, 2, 4]):
+            sizes = ",".join(map(str, grid))
+            text = f"{{devices=[{sizes}]<=[2,2,2,2]T({','.join(map(str, perm))}) last_tile_dim_replicate}}"
+            mesh = AbstractMesh(shape, tuple(NAMES[: len(shape)]))
+            while True:
                 try:
-                    parse_op_sharding(f"{{devices={order}}}", mesh)
+                    spec = parse_op_sharding(text, mesh)
+                    break
                 except UnrepresentableShardingError as error:
-                    if advice := re.search(r"of the axis '(\w)'.*into axes of (\S+) and (\S+) devices", str(error)):
-                        sizes = int(advice[2]), int(advice[3])
-                        assert min(sizes) > 1
-                        assert math.prod(sizes) == mesh.shape[advice[1]]
-                        advised.add(sizes)
-    assert {(2, 2), (3, 2), (2, 3)} <= advised
+                    mesh = as_advised(mesh, str(error))
+            reached.add(mesh.axis_sizes)
+            tiles = tile_of_each_device(finest, parse_op_sharding(text, finest).partitions)
+            np.testing.assert_array_equal(tile_of_each_device(mesh, spec.partitions), tiles)
+    assert (2, 2, 2, 2) in reached
+    assert len(reached) > 2
 
 
 @pytest.mark.parametrize("sharding", [None, 3, P("x"), [1, 2], NamedSharding(MESH, P("x"))], ids=repr)

@@ -245,6 +245,16 @@ def test_what_is_not_predicted_is_priced_by_what_it_sends_as_a_rule_and_its_boun
     assert [(cause.kind, cause.what) for cause in estimated.causes] == expected
 
 
+def test_of_branches_in_branches_one_counts(mesh):
+    def fun(x):
+        inner = (lambda x: x + x.max(0, keepdims=True)), (lambda x: x - x.min(0, keepdims=True))
+        return jax.lax.cond(x[0, 0] > 0, lambda x: 2 * x, lambda x: jax.lax.cond(x[0, 0] > -1, *inner, x), x)
+
+    report = explain(pjit(fun, in_shardings=P("data")), ARGS[0], mesh=mesh)
+    causes = [cause for cause in estimate_time(report, TOY).causes if cause.kind == "collective"]
+    assert sum(cause.amount for cause in causes) == pytest.approx(report.collectives.bytes_per_step)
+
+
 def test_what_cannot_be_estimated_is_refused(mesh):
     report = explain(pjit(layer, in_shardings=P()), *ARGS, mesh=mesh)
     with pytest.raises(TypeError, match="estimate_time: report must be a report of partjit"):

@@ -222,7 +222,8 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
         Raises:
             Exception: what a call has raised, or what prevents this process from writing. Nothing is committed.
             OtherProcessError: that was raised in another process.
-            JournalError: it is called inside of a program or call.
+            JournalError: it is called inside of a program or call, or the state of an object would be lost, which was
+                committed before a restart and which has not been named since.
 
         Example:
             >>> import tempfile
@@ -271,6 +272,13 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
 
     def _written(self, manifest: Manifest, group: Group, state: Any, files: list[RecordFile]) -> dict[str, Checksum]:
         """Writes what this process has of a commit."""
+        lost = sorted(set.intersection(*map(set, self._committed)) - {*self._objects}) if self._committed else ()
+        if lost:
+            raise JournalError(
+                f"Journal.commit: the journal has the state of an object named {lost[0]!r}, and none has this name "
+                "now, so it would be lost: name the object, as in colocated.journal(path, objects="
+                f"{{{lost[0]!r}: object}}), or begin a journal in another directory"
+            )
         wait()
         os.makedirs(os.path.join(self._path, manifest.directory), exist_ok=True)
         names = {f"objects-{group.process}": pickle.dumps(saved(self._objects))}

@@ -44,8 +44,8 @@ def is_near_slices(op: ir.Operation) -> bool:
 def slice_(op: Operation) -> Model:
     """A slice of static bounds."""
     operand, result = op.operands[0], op.results[0]
-    if op.primitive == "top_k":
-        return op.replicated()
+    if op.primitive == "top_k":  # XLA has an operation of two results, of whose sharding before it knows nothing
+        return dataclasses.replace(op.replicated(), forgets=True)
     windows = _of_slice(operand.shape, op.op)
     if math.prod(operand.shards) > math.prod(result.shards):
         chain, transfers = _windowed(op, operand, operand.sharding, windows)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.collectives import Collective, taken, total_bytes
 from partjit.inspect.contents import Collectives, Contents
 from partjit.inspect.findings import grouped
 from partjit.inspect.memory import Memory
@@ -147,7 +147,7 @@ def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> 
             c.result if c.combined == 1 else f"{c.combined} arrays",
             amount(count),
             _times(c),
-            nbytes(count * c.executions * c.bytes_moved),
+            nbytes(count * c.counted_bytes),
             _module(folded(module for one in group for module in one.modules)),
             _lines(c, excerpts),
         ]
@@ -179,8 +179,8 @@ def costs(report: Contents, excerpts: Excerpts) -> Markup:
     if not total:
         return Markup("")
     rows = []
-    for group in moved.groups()[:_COSTS]:
-        c, sent = group[0], sum(one.bytes_per_step or one.bytes_moved for one in group)
+    for group in Collectives(taken(moved), moved.source).groups()[:_COSTS]:
+        c, sent = group[0], sum(one.counted_bytes for one in group)
         share = element("span", f"{sent / total:.0%}", class_="pj-b", style=f"--w:{100 * sent / total:.0f}%")
         module = _module(folded(module for one in group for module in one.modules))
         what = element("span", f"{c.kind} ", _axes(c.axes, report.mesh.axis_names), " ", module)
@@ -196,10 +196,9 @@ def modules(found: Collectives) -> Markup:
             continue
         members = c.members or (c,)
         whole = sum(member.operand_bytes for member in members) or 1
-        sent = c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step
         for member in members:
             path = tuple((member.module or c.module or "(none)").split("/"))
-            leaves.append(Leaf(path, sent * member.operand_bytes / whole, f"{c.kind} {', '.join(c.axes)}"))
+            leaves.append(Leaf(path, c.counted_bytes * member.operand_bytes / whole, f"{c.kind} {', '.join(c.axes)}"))
     if not leaves:
         return Markup("")
     head = element("summary", f"By module ({found.source})")

@@ -168,7 +168,9 @@ def _unsharded(
         request = next((r for r in requests if r.kind not in ("result", "shard_map argument")), None)
         free = [axis for axis in sizes if axis not in used and axis not in manual]
         uneven = [axis for axis in free if size % sizes[axis]]
-        if request is not None and not _leaves_open(request, dimension):
+        if not sizes:
+            yield dimension, "there is no mesh" if value.mesh.empty else "the mesh has one device"
+        elif request is not None and not _leaves_open(request, dimension):
             is_own = request.kind == "argument"
             yield dimension, f"its spec is {shown_spec(request.spec)}" if is_own else f"{request} requires it"
         elif size == 1:

@@ -309,6 +309,23 @@ class _Position:
         self.value = value
 
 
+@pytest.mark.parametrize("names", [{}, {"place"}], ids=["no object", "another name"])
+def test_the_state_of_an_object_that_is_not_named_after_a_restart_is_not_lost(tmp_path, names):
+    with colocated.journal(tmp_path, objects={"position": _Position(3)}) as journal:
+        journal.commit(1)
+    with colocated.journal(tmp_path, objects={name: _Position(0) for name in names}) as journal:
+        with pytest.raises(JournalError, match="the journal has the state of an object named 'position', and"):
+            journal.commit(2)
+        assert journal.restore(0) == 1
+        journal.register("position", position := _Position(0))
+        journal.commit(2)
+    assert position.value == 3
+    objects = {name: _Position(0) for name in {"position", "more", *names}}
+    with colocated.journal(tmp_path, objects=objects) as journal:
+        assert (objects["position"].value, journal.restore(0)) == (3, 2)
+        journal.commit(3)  # there may be more objects
+
+
 def _failing(x):
     seen.append(("fail", ""))
     raise LookupError("no such batch")

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jax import lax
 from benchmarks.truth_operations import make_mesh
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
+from partjit.inspect.page.excerpts import Excerpts
+from partjit.inspect.page.sections import costs
 
 
 def explained(fun, specs, *structs):
@@ -114,6 +117,22 @@ def test_nothing_is_propagated_along_what_top_k_selects():
     assert selected.shown_spec == "P('x', None)"
 
 
+NEED_ALL = {
+    "top_k": lambda x: lax.top_k(x, 2)[0],
+    "scan": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(4), x)[1],
+}
+
+
+@pytest.mark.parametrize("after", NEED_ALL.values(), ids=NEED_ALL)
+def test_what_top_k_selects_is_gathered_again_by_what_needs_all_of_it(after):
+    def fun(x):
+        return after(lax.top_k(x, 4)[0])
+
+    report = explained(fun, P("x"), floats(8, 16))
+    assert_equal(report)
+    assert sorted(one.result for one in report.predicted) == ["f32[8,16]", "f32[8,4]"]
+
+
 def test_of_branches_the_one_that_sends_most_counts():
     def fun(x, w, is_wide):
         return lax.cond(is_wide, lambda x: (x @ w).sum(0), lambda x: x.sum(0).sum() + jnp.zeros(16), x)
@@ -133,6 +152,23 @@ def test_a_report_says_that_loops_of_unknown_length_count_once():
     assert (
         report.predicted.to_text().splitlines()[0].endswith("per step (loops of unknown length count as one iteration)")
     )
+
+
+def test_the_seconds_and_the_shares_of_a_report_count_what_its_total_counts():
+    def turned(x):
+        return lax.while_loop(lambda x: x[0] < 9, lambda x: lax.fori_loop(0, 10, lambda _, x: x + x.sum(), x), x)
+
+    def branched(x):
+        inner = (lambda x: x + x.max(0, keepdims=True)), (lambda x: x - x.min(0, keepdims=True))
+        return lax.cond(
+            x[0, 0] > 0, lambda x: x - x.sum(0, keepdims=True), lambda x: lax.cond(x[0, 0] > -1, *inner, x), x
+        )
+
+    for fun, *shape in ((turned, 32), (branched, 32, 16)):
+        report = explain(pjit(fun, in_shardings=P("x")), floats(*shape), mesh=make_mesh(), bandwidth=1.0)
+        assert sum(report.seconds.values()) == pytest.approx(report.collectives.bytes_per_step)
+        shares = [int(share) for share in re.findall(r"--w:(\d+)%", costs(report, Excerpts("p")))]
+        assert sum(shares) == pytest.approx(100, abs=len(shares))  # each is rounded
 
 
 def test_what_one_operand_is_contracted_along_is_gathered_if_devices_have_the_same_shards():
