@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import code_of
@@ -13,6 +13,7 @@ from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.one_by_one import Examples
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.host_objects import has_objects
+from partjit.signatures import misfit
 
 __all__ = ["Definition", "HostFunction", "options_of_calls", "site_of_definition"]
 
@@ -23,7 +24,8 @@ class HostFunction:
 
     Attributes:
         name: what it is called in messages.
-        signature: its parameters, if they are known.
+        signature: its parameters, if they are known; of what it wraps, if it is a wrapper.
+        takes: the parameters that it is itself called with, if they are known.
         load: returns the callable that runs on this host; called once per specialization, by its first call.
         defined_at: where it is in the user's code, for calls of which no line is known.
         lane: orders its calls in addition to their stream, if it is the method of an object.
@@ -37,6 +39,7 @@ class HostFunction:
 
     name: str
     signature: inspect.Signature | None
+    takes: inspect.Signature | None
     load: Callable[[], Callable[..., PyTree]]
     defined_at: Site
     lane: Lane | None = None
@@ -71,11 +74,18 @@ class Definition:
         """What the function is called in messages."""
         return self.function.name
 
-    def check_arguments(self, paths: Sequence[str], tree: PyTreeDef) -> None:
-        """Raises ValueError if the options are for calls with arguments and there are none, or the other way round.
+    def check_arguments(
+        self, paths: Sequence[str], tree: PyTreeDef, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+    ) -> None:
+        """Checks a call before it is made, which may be much later and somewhere else.
 
         Args:
             paths, tree: those of the arguments.
+            args, kwargs: the arguments.
+
+        Raises:
+            ValueError: the options are for calls with arguments and there are none, or the other way round.
+            TypeError: the function does not take these arguments.
         """
         options = self.options
         if options.run_ahead and (paths or has_objects(tree)):
@@ -90,6 +100,9 @@ class Definition:
             raise ValueError(
                 f"layout='per_shard' calls {self.name} with the shards of its arguments, and there are none"
             )
+        problem = misfit(self.name, self.function.takes, args, kwargs)
+        if problem is not None:
+            raise TypeError(problem)
 
 
 def options_of_calls(function: HostFunction, options: Options) -> Options:

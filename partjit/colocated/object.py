@@ -17,7 +17,7 @@ from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
-from partjit.signatures import constructor_signature_of, method_signature_of, misfit
+from partjit.signatures import method_signature_of, misfit, own_signature_of
 from partjit.structures import similar
 
 __all__ = ["colocated_python_class"]
@@ -78,6 +78,7 @@ class _Method(Colocated):
         function = HostFunction(
             name,
             signature,
+            method_signature_of(instance.cls, self._name, own_signature_of),
             lambda: instance.method(self._name),
             site_of_definition(self._fun, name),
             instance.lane,
@@ -307,7 +308,7 @@ def _construct(
     state: tuple[str, str] | None,
     options: Options,
 ) -> None:
-    problem = misfit(cls.__name__, constructor_signature_of(cls), args, kwargs)
+    problem = misfit(cls.__name__, own_signature_of(cls), args, kwargs)
     if problem is not None:  # which would be raised by the first call of a method
         raise TypeError(problem)
     is_isolated, uses_jax = options.isolate is not None, options.uses_jax is not False

@@ -494,8 +494,8 @@ def test_a_with_block_closes():
     with Colocated(1) as counter:
         assert int(counter.add(one)) == 2
     assert log() == ["made", "gone"]
-    with pytest.raises(TypeError), Colocated(1) as counter:
-        counter.add(one, one)
+    with pytest.raises(LookupError), Colocated(1) as counter:
+        counter.fail(one)
     assert log() == ["made", "gone"] * 2
 
 
