@@ -31,7 +31,7 @@ from partjit.colocated.runtime.pending import require_array
 from partjit.colocated.runtime.spec_structs import spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, traced_stream
 from partjit.host_objects import HostConstant
-from partjit.typed import sharding_of_type, typed_by
+from partjit.typed import sharding_of_type, type_of_result
 
 __all__ = ["TracedCalls"]
 
@@ -124,14 +124,14 @@ class TracedCalls:
         if seen is None and not options.has_out_specs:
             raise _unknown_results(definition.function, avals, paths)
         if seen is not None:
-            results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
+            results = [(type_of_result(spec.aval, None), _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
             own = [sharding or sharding_of_type(aval) for aval, sharding in zip(types, in_shardings, strict=True)]
             out_specs = options.out_specs_for(tree, [*map(struct_of, avals, own)])
             structs, out_tree = spec_structs(out_specs, f"{name}: out_specs")
             results = [
-                (typed_by(aval_of_struct(struct), struct.sharding), _named(struct.sharding)) for struct in structs
+                (type_of_result(aval_of_struct(struct), struct.sharding), _named(struct.sharding)) for struct in structs
             ]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
         return Callee(definition, tree, avals, in_shardings, out_tree, out_avals, out_shardings, paths, self._cache)
