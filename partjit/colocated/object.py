@@ -110,22 +110,21 @@ class _Handle:
             Exception: what `close()` of the object raised; else the first failure of its calls that nobody has seen,
                 except of those of `concurrent` objects, or what the constructor raised.
         """
-        _close(self._colocated_instance)
-        lane, error = self._colocated_instance.lane, self._colocated_instance.error
-        failures.raise_unseen(
-            lambda failure: (
-                (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
-            )
-        )
+        _end(self._colocated_instance, "close", self._colocated_instance.close)
+        _raise_unseen(self._colocated_instance)
 
     def __enter__(self) -> Self:
+        instance = self._colocated_instance
+        if instance.is_context_manager:
+            name = f"{instance.name}.__enter__"
+            scheduler.run_in_lanes(name, call_site(), current_stream(), [instance.lane], instance.enter)
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:
-            self.close()
-        else:  # which says more than what its calls raised
-            _close(self._colocated_instance)
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, *__: object) -> None:
+        instance = self._colocated_instance
+        _end(instance, "__exit__", functools.partial(instance.leave, error))
+        if error is None:  # which says more than what its calls raised
+            _raise_unseen(instance)
 
     def __getattr__(self, name: str) -> NoReturn:
         missing = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -152,10 +151,17 @@ class _Handle:
         return f"<colocated {self._colocated_instance.name} object>"
 
 
-def _close(instance: Instance) -> None:
+def _end(instance: Instance, name: str, action: Callable[[], None]) -> None:
     arrivals.settle(None)
     lanes = [current_stream(), instance.lane]
-    scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
+    scheduler.run_in_lanes(f"{instance.name}.{name}", call_site(), current_stream(), lanes, action)
+
+
+def _raise_unseen(instance: Instance) -> None:
+    lane, error = instance.lane, instance.error
+    failures.raise_unseen(
+        lambda failure: (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
+    )
 
 
 def _handle_of(number: int, name: str) -> _Handle:
