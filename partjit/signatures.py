@@ -2,26 +2,28 @@
 
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from partjit.arguments import signature_of
 from partjit.render.numbers import counted
 
-__all__ = ["constructor_signature_of", "method_signature_of", "misfit"]
+__all__ = ["method_signature_of", "misfit", "own_signature_of"]
 
 
-def constructor_signature_of(cls: type) -> inspect.Signature | None:
-    """The signature of the calls of a class, or None if it has none.
+def own_signature_of(fun: Callable[..., object]) -> inspect.Signature | None:
+    """The signature of the calls of a function or class, or None if it has none.
 
-    It is that of a wrapper around the constructor, and not of what this wraps: the wrapper may give arguments itself.
+    It is that of a wrapper, and not of what this wraps: the wrapper may give arguments itself.
     """
     try:
-        return inspect.signature(cls, follow_wrapped=False)
-    except (ValueError, TypeError):  # of classes of C, and where `__signature__` is something else
+        return inspect.signature(fun, follow_wrapped=False)
+    except (ValueError, TypeError):  # of what is written in C, and where `__signature__` is something else
         return None
 
 
-def method_signature_of(cls: type, name: str) -> inspect.Signature | None:
+def method_signature_of(
+    cls: type, name: str, signature_of: Callable[..., inspect.Signature | None] = signature_of
+) -> inspect.Signature | None:
     """The signature of a method, static method or class method as objects have it, or None if it has none."""
     function = getattr(cls, name)
     if isinstance(inspect.getattr_static(cls, name), types.FunctionType):

@@ -31,6 +31,7 @@ __all__ = [
     "resharded",
     "sharding_in_type",
     "sharding_of_type",
+    "type_of_result",
     "typed_by",
     "with_result_types",
 ]
@@ -74,6 +75,17 @@ def typed_by(aval: ShapedArray, sharding: Sharding | None) -> ShapedArray:
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return aval
     return requested_type(aval, ParsedPartitionSpec.from_user_input(sharding, "a sharding"), sharding.mesh)
+
+
+def type_of_result(aval: ShapedArray, sharding: Sharding | None) -> ShapedArray:
+    """The type of what a call returns in the function that is traced, with this sharding or, if it is None, any.
+
+    A number is replicated in any case, so its type says so over Explicit axes. Without a mesh in its type jax could not
+    batch a nested `jax.jit` that gets it in a loop, such as `jnp.where`.
+    """
+    if sharding is None and not aval.shape and not manual_axes():
+        return requested_type(aval, ParsedPartitionSpec.from_user_input(P(), "a sharding"), ambient_mesh())
+    return typed_by(aval, sharding)
 
 
 def sharding_of_type(aval: AbstractValue) -> NamedSharding | None:

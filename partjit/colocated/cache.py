@@ -101,7 +101,7 @@ class SpecializationCache:
             return argument_paths(definition.function.signature, args, kwargs)
 
         def make() -> Specialization:
-            definition.check_arguments(paths(), tree, [leaf.aval for leaf in leaves])
+            definition.check_arguments(paths(), tree, args, kwargs)
             is_of_objects = not leaves and has_objects(tree)
             devices = options.devices or (None if leaves else _devices_of_results(options.out_specs))
             devices = devices or (_default() if is_of_objects else _devices_of(leaves, paths(), name))

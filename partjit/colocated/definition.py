@@ -2,10 +2,9 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
-from jax.core import ShapedArray
 
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import code_of
@@ -16,6 +15,7 @@ from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.one_by_one import Examples
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.host_objects import has_objects
+from partjit.signatures import misfit
 
 __all__ = ["Definition", "HostFunction", "options_of_calls", "site_of_definition"]
 
@@ -26,7 +26,8 @@ class HostFunction:
 
     Attributes:
         name: what it is called in messages.
-        signature: its parameters, if they are known.
+        signature: its parameters, if they are known; of what it wraps, if it is a wrapper.
+        takes: the parameters that it is itself called with, if they are known.
         load: returns the callable that runs on this host; called once per specialization, by its first call.
         defined_at: where it is in the user's code, for calls of which no line is known.
         lane: orders its calls in addition to their stream, if it is the method of an object.
@@ -40,6 +41,7 @@ class HostFunction:
 
     name: str
     signature: inspect.Signature | None
+    takes: inspect.Signature | None
     load: Callable[[], Callable[..., PyTree]]
     defined_at: Site
     lane: Lane | None = None
@@ -74,11 +76,18 @@ class Definition:
         """What the function is called in messages."""
         return self.function.name
 
-    def check_arguments(self, paths: Sequence[str], tree: PyTreeDef, avals: Sequence[ShapedArray]) -> None:
-        """Raises ValueError if the options are for calls with other arguments, with some or with none.
+    def check_arguments(
+        self, paths: Sequence[str], tree: PyTreeDef, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+    ) -> None:
+        """Checks a call before it is made, which may be much later and somewhere else.
 
         Args:
-            paths, tree, avals: those of the arguments.
+            paths, tree: those of the arguments.
+            args, kwargs: the arguments.
+
+        Raises:
+            ValueError: the options are for calls with arguments and there are none, or the other way round.
+            TypeError: the function does not take these arguments.
         """
         options = self.options
         if options.run_ahead and (paths or has_objects(tree)):
@@ -93,12 +102,15 @@ class Definition:
             raise ValueError(
                 f"layout='per_shard' calls {self.name} with the shards of its arguments, and there are none"
             )
-        for path, aval in zip(paths, avals, strict=True):
-            if options.takes_numpy and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        for path, leaf in zip(paths, jax.tree.leaves((args, kwargs)), strict=True):
+            if options.takes_numpy and jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
                 raise ValueError(
-                    f"{path} of {self.name} is {aval.str_short()}, and NumPy has no typed keys: pass "
+                    f"{path} of {self.name} is {jax.typeof(leaf).str_short()}, and NumPy has no typed keys: pass "
                     "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
                 )
+        problem = misfit(self.name, self.function.takes, args, kwargs)
+        if problem is not None:
+            raise TypeError(problem)
 
 
 def options_of_calls(function: HostFunction, options: Options) -> Options:

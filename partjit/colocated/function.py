@@ -34,6 +34,7 @@ from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.serialization import copied
 from partjit.colocated.specialization import Specialization
 from partjit.host_objects import HostReference, calling_with
+from partjit.signatures import own_signature_of
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 
@@ -301,7 +302,9 @@ def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
             return IsolatedFunction(fun, name, signature)
         return copied(fun, f"{name} and what it captures")
 
-    return ColocatedFunction(fun, HostFunction(name, signature, load, site_of_definition(fun, name)), options)
+    return ColocatedFunction(
+        fun, HostFunction(name, signature, own_signature_of(fun), load, site_of_definition(fun, name)), options
+    )
 
 
 def _require_no_class(fun: Callable[..., PyTree]) -> None:

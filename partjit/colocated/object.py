@@ -17,7 +17,7 @@ from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
-from partjit.signatures import constructor_signature_of, method_signature_of, misfit
+from partjit.signatures import method_signature_of, misfit, own_signature_of
 from partjit.structures import similar
 
 __all__ = ["colocated_python_class"]
@@ -78,6 +78,7 @@ class _Method(Colocated):
         function = HostFunction(
             name,
             signature,
+            method_signature_of(instance.cls, self._name, own_signature_of),
             lambda: instance.method(self._name),
             site_of_definition(self._fun, name),
             instance.lane,
@@ -109,22 +110,21 @@ class _Handle:
             Exception: what `close()` of the object raised; else the first failure of its calls that nobody has seen,
                 except of those of `concurrent` objects, or what the constructor raised.
         """
-        _close(self._colocated_instance)
-        lane, error = self._colocated_instance.lane, self._colocated_instance.error
-        failures.raise_unseen(
-            lambda failure: (
-                (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
-            )
-        )
+        _end(self._colocated_instance, "close", self._colocated_instance.close)
+        _raise_unseen(self._colocated_instance)
 
     def __enter__(self) -> Self:
+        instance = self._colocated_instance
+        if instance.is_context_manager:
+            name = f"{instance.name}.__enter__"
+            scheduler.run_in_lanes(name, call_site(), current_stream(), [instance.lane], instance.enter)
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:
-            self.close()
-        else:  # which says more than what its calls raised
-            _close(self._colocated_instance)
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, *__: object) -> None:
+        instance = self._colocated_instance
+        _end(instance, "__exit__", functools.partial(instance.leave, error))
+        if error is None:  # which says more than what its calls raised
+            _raise_unseen(instance)
 
     def __getattr__(self, name: str) -> NoReturn:
         missing = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -151,10 +151,17 @@ class _Handle:
         return f"<colocated {self._colocated_instance.name} object>"
 
 
-def _close(instance: Instance) -> None:
+def _end(instance: Instance, name: str, action: Callable[[], None]) -> None:
     arrivals.settle(None)
     lanes = [current_stream(), instance.lane]
-    scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
+    scheduler.run_in_lanes(f"{instance.name}.{name}", call_site(), current_stream(), lanes, action)
+
+
+def _raise_unseen(instance: Instance) -> None:
+    lane, error = instance.lane, instance.error
+    failures.raise_unseen(
+        lambda failure: (lane is not None and lane in failure.lanes) or (error is not None and failure.error is error)
+    )
 
 
 def _handle_of(number: int, name: str) -> _Handle:
@@ -307,7 +314,7 @@ def _construct(
     state: tuple[str, str] | None,
     options: Options,
 ) -> None:
-    problem = misfit(cls.__name__, constructor_signature_of(cls), args, kwargs)
+    problem = misfit(cls.__name__, own_signature_of(cls), args, kwargs)
     if problem is not None:  # which would be raised by the first call of a method
         raise TypeError(problem)
     is_isolated, uses_jax = options.isolate is not None, options.uses_jax is not False

@@ -20,6 +20,7 @@ from partjit.colocated.runtime.failures import add_note
 from partjit.colocated.runtime.in_specs import InSpecs
 from partjit.colocated.runtime.spec_structs import check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
+from partjit.structures import similar
 
 __all__ = [
     "Arrays",
@@ -223,7 +224,9 @@ def takes_options(function: Callable[_Parameters, _Result]) -> Callable[_Paramet
     def checked(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         for name in kwargs:
             if name not in accepted:
-                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+                meant = similar(name, sorted(accepted))
+                hint = "" if meant is None else f". Did you mean {meant!r}?"
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
         return function(*args, **kwargs)
 
     vars(checked)["__signature__"] = signature.replace(parameters=[*named, *shown])

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import os
 import re
 import threading
 import time
@@ -496,8 +497,8 @@ def test_a_with_block_closes():
     with Colocated(1) as counter:
         assert int(counter.add(one)) == 2
     assert log() == ["made", "gone"]
-    with pytest.raises(TypeError), Colocated(1) as counter:
-        counter.add(one, one)
+    with pytest.raises(LookupError), Colocated(1) as counter:
+        counter.fail(one)
     assert log() == ["made", "gone"] * 2
 
 
@@ -525,6 +526,71 @@ def test_close_calls_the_objects_own_close():
     file.write(one)
     with pytest.raises(OSError, match="full"):
         file.close()
+
+
+class Transaction:
+    """Says in a file what is called, also from another process."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def say(self, *said):
+        with open(self.path, "a") as file:
+            print(*said, file=file)
+
+    def __enter__(self):
+        self.say("enter")
+        return self
+
+    def __exit__(self, kind, error, _):
+        self.say("exit", kind and kind.__name__, error)
+
+    def close(self):
+        self.say("close")
+
+    def write(self, x):
+        self.say("write", int(x))
+        return x
+
+
+@pytest.mark.parametrize("isolate", [None, "process"])
+@pytest.mark.parametrize("is_used", [False, True], ids=["", "used before"])
+@pytest.mark.parametrize("error", [None, LookupError("no such key")])
+def test_a_with_block_of_an_object_that_has_its_own_is_that_block(tmp_path, isolate, is_used, error):
+    seen = []
+    for cls in (Transaction, colocated_python_class(Transaction, isolate=isolate)):
+        path = tmp_path / f"{cls is Transaction}"
+        transaction = cls(str(path))
+        if is_used:
+            transaction.write(one)
+        with pytest.raises(LookupError) if error else contextlib.nullcontext(), transaction as entered:
+            for i in range(3):
+                entered.write(one * i)
+            if error:
+                raise error
+        seen.append(path.read_text())
+    assert seen[0] == seen[1]
+
+
+def test_a_with_block_in_which_nothing_is_called_makes_no_object(tmp_path):
+    with colocated_python_class(Transaction)(str(tmp_path / "log")):
+        pass
+    assert not (tmp_path / "log").exists()
+
+
+def test_what_the_begin_and_the_end_of_a_with_block_raise_is_raised():
+    class Locked(Transaction):
+        def __enter__(self):
+            raise OSError("locked")
+
+    class Full(Transaction):
+        def __exit__(self, *_):
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="locked"), colocated_python_class(Locked)(os.devnull) as locked:
+        locked.write(one)
+    with pytest.raises(OSError, match="full"), colocated_python_class(Full)(os.devnull) as full:
+        full.write(one)
 
 
 def test_an_object_is_closed_whatever_its_methods_are_called():

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
 from partjit import P, colocated, events, pjit
-from partjit.colocated import cheapness, colocated_python, simple_calls, specialization
+from partjit.colocated import cheapness, colocated_python, colocated_python_class, simple_calls, specialization
 from partjit.colocated.runtime import scheduler
 from tests.colocated import rendezvous
 
@@ -239,6 +239,57 @@ def test_a_colocated_function_may_capture_another(x):
 
 
 # Errors at a call
+
+
+class Adder:
+    def add(self, x, y=0, *, z):
+        return x + y + z
+
+
+def add(x, y=0, *, z):
+    return x + y + z
+
+
+def wrapped(**options):
+    """A wrapper that gives one of the arguments itself."""
+
+    @functools.wraps(add)
+    def with_z(*args):
+        return add(*args, z=1)
+
+    return colocated_python(with_z, **options)
+
+
+@pytest.mark.parametrize("in_program", [False, True])
+@pytest.mark.parametrize("options", [{}, {"out_specs_fn": lambda x, *_, **__: x}], ids=["", "specs"])
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [("x", ""), ("", "z"), ("xyy", "z"), ("x", "xz"), ("x", "za"), ("x", "zy")]
+)
+@pytest.mark.parametrize("is_method", [False, True])
+def test_arguments_that_a_function_does_not_take_are_refused_where_python_would(
+    x, mesh, in_program, options, args, kwargs, is_method
+):
+    called = (colocated_python_class(Adder)().add if is_method else colocated_python(add)).specialize(**options)
+    args, kwargs = [x] * len(args), dict.fromkeys(kwargs, x)
+
+    def call():
+        return called(*args, **kwargs)
+
+    try:
+        add(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(TypeError, match=rf"^{'Adder.' if is_method else ''}add\(\) "), mesh:
+            pjit(call).trace() if in_program else call()
+    else:
+        call()
+    colocated.wait()  # no call was made that failed
+
+
+def test_a_wrapper_is_called_with_what_it_takes_itself(x, mesh):
+    for called in (wrapped(), wrapped(out_specs_fn=lambda x: x)):
+        same(called(x), x + 1)
+        with mesh:
+            same(pjit(lambda x, called=called: called(x))(x), x + 1)
 
 
 @pytest.mark.parametrize("value", [jax.ShapeDtypeStruct((8,), np.float32), jax.core.ShapedArray((), np.dtype("int32"))])

@@ -107,8 +107,12 @@ def test_every_option_is_a_typed_parameter_and_others_are_refused(function, othe
     assert {parameters[name].default for name in options} == {None}
     assert parameters["mode"].annotation == Mode | None
     assert parameters["stream"].annotation == str | colocated.Stream | None
-    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'modes'"):
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'modes'. .* 'mode'\?$"
+    ):
         function(modes="inline")
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'donate_argnums'$"):
+        function(donate_argnums=0)
 
 
 def test_out_specs_are_said_in_one_way():
@@ -368,6 +372,25 @@ def test_an_item_of_a_wrong_type_is_refused_with_the_name_of_what_was_called(ite
 @pytest.mark.parametrize("bad", [3, "x", np.datetime64("2020-01-01"), np.array(["a"])], ids=repr)
 def test_out_specs_are_specs_when_they_are_given(bad):
     with pytest.raises(ValueError, match=r"colocated_python: out_specs\['a'\] must be a jax.ShapeDtypeStruct, but is "):
+        colocated_python(identity, out_specs={"a": bad})
+
+
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        (jax.P("x"), r"P\('x',\), which says no shape .* sharding=NamedSharding\(mesh, ...\)\)$"),
+        (
+            SPEC.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+            r", which says no shape and dtype: give",
+        ),
+        (lambda x: x, "is given as out_specs_fn$"),
+        (np.float32, "float32'>$"),
+    ],
+)
+def test_what_looks_like_a_spec_is_refused_with_what_to_write(bad, remedy):
+    with pytest.raises(
+        ValueError, match=r"colocated_python: out_specs\['a'\] must be a jax.ShapeDtypeStruct.*" + remedy
+    ):
         colocated_python(identity, out_specs={"a": bad})
 
 

@@ -315,7 +315,7 @@ def test_under_disable_jit_specs_are_checked_and_static_and_keyword_arguments_ar
             pjit(lambda x: x[:3], out_axis_resources=P("x"))(X)
         with pytest.raises(ValueError, match="it is not known what it returns"):
             pjit(lambda x: colocated_python(lambda x: x)(x))(X)
-        with pytest.raises(TypeError, match=r"<lambda>\(x\) is called with \(x: f.*too many positional"):
+        with pytest.raises(TypeError, match=r"<lambda>\(\) takes 1 positional argument but 2 were given"):
             pjit(lambda x: colocated_python(lambda x: x)(x, x))(X)
 
 

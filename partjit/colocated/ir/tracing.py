@@ -31,7 +31,7 @@ from partjit.colocated.runtime.pending import require_array
 from partjit.colocated.runtime.spec_structs import spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, traced_stream
 from partjit.host_objects import HostConstant
-from partjit.typed import sharding_of_type, typed_by
+from partjit.typed import sharding_of_type, type_of_result
 
 __all__ = ["TracedCalls"]
 
@@ -95,6 +95,7 @@ class TracedCalls:
             self._callees.clear()
         callee = self._callees.get(key)
         if callee is None:
+            self._definition.check_arguments(paths, tree, args, kwargs)
             callee = self._callees[key] = self._make(tree, avals, types, paths)
         elif not callee.options.has_out_specs:  # the results of eager calls may have changed
             anew = self._make(tree, avals, types, paths)
@@ -117,7 +118,6 @@ class TracedCalls:
                     f"{path} of the colocated function {name} has the hijax type {type(aval).__name__}, and a function "
                     "is called with arrays in a program: give it the arrays of the value"
                 )
-        definition.check_arguments(paths, tree, avals)
         in_shardings: tuple[NamedSharding | None, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
@@ -125,16 +125,16 @@ class TracedCalls:
             in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
         seen = None if options.has_out_specs else self._cache.results_for(tree, avals)
         if seen is None and not options.has_out_specs:
-            raise _unknown_results(definition.function, tree, avals, paths)
+            raise _unknown_results(definition.function, avals, paths)
         if seen is not None:
-            results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
+            results = [(type_of_result(spec.aval, None), _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
             own = [sharding or sharding_of_type(aval) for aval, sharding in zip(types, in_shardings, strict=True)]
             out_specs = options.out_specs_for(tree, [*map(struct_of, avals, own)])
             structs, out_tree = spec_structs(out_specs, f"{name}: out_specs")
             results = [
-                (typed_by(aval_of_struct(struct), struct.sharding), _named(struct.sharding)) for struct in structs
+                (type_of_result(aval_of_struct(struct), struct.sharding), _named(struct.sharding)) for struct in structs
             ]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
         return Callee(definition, tree, avals, in_shardings, out_tree, out_avals, out_shardings, paths, self._cache)
@@ -145,16 +145,8 @@ def _named(sharding: Sharding | None) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _unknown_results(
-    function: HostFunction, tree: PyTreeDef, avals: Sequence[ShapedArray], paths: Sequence[str]
-) -> Exception:
+def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths: Sequence[str]) -> ValueError:
     given = ", ".join(f"{path}: {aval.str_short()}" for path, aval in zip(paths, avals, strict=True))
-    if function.signature is not None:
-        args, kwargs = jax.tree.unflatten(tree, avals)
-        try:
-            function.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            return TypeError(f"{function.name}{function.signature} is called with ({given}): {error}")
     parameters = ", ".join(function.signature.parameters) if function.signature is not None else "*args"
     return ValueError(
         f"the colocated function {function.name} is called in a function that is traced, and it is not known what it "

@@ -129,6 +129,9 @@ class _Worker:
         else:
             arguments = unpack(request.arguments, self._inbox)
         args, kwargs = arguments
+        if request.method == "__enter__":  # which returns the object, as a rule
+            self._object.__enter__()
+            return None
         if request.method is not None:
             return getattr(self._object, request.method)(*args, **kwargs)
         return self._targets[request.key](*args, **kwargs)

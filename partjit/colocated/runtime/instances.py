@@ -35,6 +35,7 @@ class Instance:
         history: what its calls see of those made ahead; None if they may overlap.
         cls, name: the class, and its name.
         uses_jax: whether its methods may use jax.
+        is_context_manager: whether it has `__enter__` and `__exit__`.
         number: its id, which no object of another process has.
         error: what the constructor raised, if it did.
     """
@@ -64,7 +65,8 @@ class Instance:
         self.error: BaseException | None = None
         self._traceback: types.TracebackType | None = None
         self._made_at = code_site()
-        self._is_closed = False
+        self.is_context_manager = hasattr(cls, "__enter__") and hasattr(cls, "__exit__")
+        self._is_entered = self._is_closed = False
         self._life = Lane()  # not a lock: the constructor and `close` may make calls and wait for them
         threads.start_deferred()
         weakref.finalize(self, _destroy_later, self._box).atexit = False
@@ -108,8 +110,12 @@ class Instance:
     def _constructed(self) -> Any:
         assert self._recipe is not None, "an object is constructed once"
         if self._is_isolated:
-            return IsolatedObject(self._recipe, self.cls)
-        return copied(self._recipe, f"{self.name} and the arguments of its constructor", self.cls.__mro__)()
+            made: Any = IsolatedObject(self._recipe, self.cls)
+        else:
+            made = copied(self._recipe, f"{self.name} and the arguments of its constructor", self.cls.__mro__)()
+        if self._is_entered:
+            made.__enter__()
+        return made
 
     def method(self, name: str) -> Callable[..., PyTree]:
         """A method of the object, looked up when it is called, so that it does not keep the object alive."""
@@ -162,16 +168,39 @@ class Instance:
 
         return hook
 
+    def enter(self) -> None:
+        """Begins a `with` block of the object, of its own: its `__enter__` is called once it is constructed."""
+        self._in_life("__enter__", self._enter)
+
+    def _enter(self) -> None:
+        self._is_entered = True
+        for constructed in self._box:
+            constructed.__enter__()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Ends the `with` block of the object, as `close` does; if its class has its own, by its `__exit__`.
+
+        Args:
+            error: what ends the block, if anything does.
+        """
+        if not self._is_entered:
+            self.close()
+        elif error is None:
+            self._in_life("__exit__", lambda: self._close("__exit__", None, None, None))
+        else:
+            traceback = None if self._is_isolated else error.__traceback__  # which cannot be sent to another process
+            self._in_life("__exit__", lambda: self._close("__exit__", type(error), error, traceback))
+
     def close(self) -> None:
         """Closes the object, if it was constructed, and destroys it."""
-        self._in_life("close", self._close)
+        self._in_life("close", lambda: self._close("close"))
 
-    def _close(self) -> None:
+    def _close(self, name: str, *args: Any) -> None:
         self._is_closed = True
-        closing = getattr(self._box[0], "close", None) if self._box else None
+        closing = getattr(self._box[0], name, None) if self._box else None
         try:
             if closing is not None:
-                closing()
+                closing(*args)
         finally:
             closing = None
             self._box.clear()

@@ -1,10 +1,11 @@
 """Specs of arrays as users write them: ShapeDtypeStructs, or arrays as examples."""
 
+import inspect
 from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import flattened, shown
@@ -33,7 +34,17 @@ def spec_struct(leaf: Any, path: str) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
     except (AttributeError, TypeError, ValueError):  # attributes of these names that are something else
         pass
-    raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
+    raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}{_remedy(leaf, path)}")
+
+
+def _remedy(leaf: object, path: str) -> str:
+    """What to do about what looks like a spec, but is none."""
+    if isinstance(leaf, PartitionSpec | Sharding):
+        sharding = "NamedSharding(mesh, ...)" if isinstance(leaf, PartitionSpec) else "..."
+        return f", which says no shape and dtype: give jax.ShapeDtypeStruct((8,), 'float32', sharding={sharding})"
+    if inspect.isroutine(leaf) and "out_specs" in path:
+        return ": a function from the specs of the arguments to those of the results is given as out_specs_fn"
+    return ""
 
 
 def struct_of(aval: ShapedArray | jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:

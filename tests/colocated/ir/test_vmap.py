@@ -612,3 +612,24 @@ def test_results_without_a_sharding_have_the_batch_over_explicit_axes(method, ke
             result = program(given, X)
         np.testing.assert_array_equal(result, 3 * X)
         assert result.sharding == jax.sharding.NamedSharding(mesh, P("x", None))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_numbers_have_a_type_that_a_nested_jit_in_a_loop_is_batched_with_over_explicit_axes(method, loop):
+    of_one = jax.ShapeDtypeStruct((), np.float32)
+    call = colocated_python(lambda x: np.asarray(x).sum(-1), out_specs=of_one, vmap_method=method)
+
+    def larger(x):
+        def body(largest):
+            return jnp.where(largest > 20, largest, call(x))
+
+        if loop == "scan":
+            return jax.lax.scan(lambda c, _: (body(c), None), call(x), length=2)[0]
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, body(c[1])), (0, call(x)))[1]
+
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        result = pjit(jax.vmap(larger), in_shardings=P("x"))(X)
+    np.testing.assert_array_equal(result, X.sum(-1))
+    assert result.sharding == jax.sharding.NamedSharding(mesh, P("x"))
