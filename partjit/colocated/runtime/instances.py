@@ -174,6 +174,7 @@ class Instance:
 
     def _enter(self) -> None:
         self._is_entered = True
+        constructed: Any
         for constructed in self._box:
             constructed.__enter__()
 
