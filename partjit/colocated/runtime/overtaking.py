@@ -39,10 +39,10 @@ def blocked(call: Call, lane: Lane) -> list[Call]:
 
     None of them is one that the call itself comes after, by the order of its own stream.
     """
-    if lane is call.stream:
+    there = [] if lane is call.stream else [other for other in [*lane.calls] if other is not call]
+    if not there:
         return []
     makers = _makers()
-    there = [other for other in [*lane.calls] if other is not call]
     earlier, _ = _by_stream(call, there)
     begun = [i for i, other in enumerate(there) if _has_begun(other)]
     least = max(there.index(earlier[-1]) if earlier else -1, *begun, -1) + 1
@@ -107,8 +107,8 @@ def put_later_behind(call: Call) -> None:
 
 def _later(call: Call, lane: Lane) -> Sequence[Call]:
     """The calls before one in a lane that come after it by the order of their stream."""
-    later = () if lane is call.stream else _by_stream(call, calls_before(call, lane))[1]
-    return [other for other in later if not _has_begun(other)]
+    before = () if lane is call.stream else calls_before(call, lane)
+    return [other for other in _by_stream(call, before)[1] if not _has_begun(other)] if before else ()
 
 
 def let_ahead(other: Call, call: Call) -> bool:
