@@ -171,8 +171,9 @@ def as_aliased(
         if not (same := donors.get(_shard_type(aval, sharding))):
             continue
         i = same.popleft()
-        is_certain = isinstance(sharding, NamedSharding) and UNCONSTRAINED not in sharding.spec
-        if is_certain and isinstance(given[i], UnspecifiedValue):
+        if not isinstance(sharding, NamedSharding) or UNCONSTRAINED in sharding.spec:
+            continue
+        if isinstance(given[i], UnspecifiedValue):
             given[i] = NamedSharding(sharding.mesh, P())
     return tuple(given)
 
