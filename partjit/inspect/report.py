@@ -118,7 +118,7 @@ class Report(Contents):
             >>> report = explain(pjit(lambda x: x.sum(0), in_shardings=P("data")), np.ones((8, 4)), mesh=mesh)
             >>> engine = report.what_if(isolated=False)
             >>> engine.ask(Question({"x": P(None, "data")})).bytes_sent, report.collectives.bytes_per_step
-            (0.0, 24.0)
+            (0, 24.0)
         """
         return WhatIf.of_unit(self.whole.unit, self.donated_to_whole, isolated=isolated)
 

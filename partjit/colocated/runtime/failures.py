@@ -197,7 +197,10 @@ class Failure:
         self._annotate()
         error = self.error.with_traceback(self._traceback)
         self._report.is_seen = True  # last: after an earlier interrupt, another use still raises it
-        raise error
+        try:
+            raise error
+        finally:  # what the function refers to would stay until this cycle is found: the traceback has this frame
+            del error, self
 
     def take(self) -> None:
         """Counts the exception as seen, which the caller raises in its own way."""
