@@ -43,11 +43,14 @@ _BINARY = "add and divmod floordiv lshift matmul mod mul or pow rshift sub trued
 _SPECIAL = f"""
 abs bool bytes ceil complex float floor fspath index int invert len neg pos round trunc
 lt le gt ge {_BINARY} r{_BINARY.replace(" ", " r")}
-call contains delattr delitem format getitem iter next reversed setattr setitem
+contains delattr delitem format getitem iter next reversed setattr setitem
 aenter aexit aiter anext await enter exit instancecheck subclasscheck
 array array_function array_ufunc copy deepcopy reduce_ex
 """
-"""The methods that Python and NumPy look up in the type of an object: `__getattr__` does not see them."""
+"""The methods that Python and NumPy look up in the type of an object: `__getattr__` does not see them.
+
+`__call__` is not one of them: functions are keys of caches of jax, which compare them with others, and that is refused.
+"""
 
 
 def _refusing(cls: type[_Class]) -> type[_Class]:
@@ -145,15 +148,15 @@ def explaining_misuse(values: Iterable[object]) -> Iterator[None]:
         placeholders = [value for value in values if isinstance(value, Placeholder)]
         text = str(error) if placeholders else ""
         named = [placeholder for placeholder in placeholders if repr(placeholder) in text]
-        is_of_all = any(words in text for words in ("HostReference", "HostConstant", *_WITHOUT_VALUES))
+        is_of_all = any(words in text for words in ("HostReference", "HostConstant", *_IN_ITS_PLACE))
         for placeholder in named or (placeholders if is_of_all else []):
             if placeholder.problem not in (text, *getattr(error, "__notes__", ())):
                 error.add_note(placeholder.problem)
         raise
 
 
-_WITHOUT_VALUES = ("got no values to scan over", "at least one array or dtype is required")
-"""What jax says of trees without leaves."""
+_IN_ITS_PLACE = ("got no values to scan over", "at least one array or dtype is required", "should be callable")
+"""What jax says of a tree without leaves, and of what is no function."""
 
 
 def referenced(
