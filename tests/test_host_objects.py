@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 
 from partjit import P, colocated, pjit, with_sharding_constraint
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.host_objects import HostConstant, HostReference
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
@@ -612,3 +613,8 @@ def test_specs_of_results_that_are_no_arrays_are_refused(in_program):
         ValueError, match=r"out_specs\['text'\] is an argument that is no array .*or None where nothing is"
     ):
         pjit(lambda x: f(x, "a"))(X) if in_program else f(X, "a")
+
+
+def test_no_cache_of_functions_gets_a_placeholder():
+    """Whatever has a like hash would be compared with it, and that is refused."""
+    assert not any(map(callable, (HostReference("step", "config"), HostConstant("step", "config", "adam"))))
