@@ -61,8 +61,6 @@ def _refusing(cls: type[_Class]) -> type[_Class]:
 
     for name in _SPECIAL.split():
         setattr(cls, f"__{name}__", refuse)
-    # jax asks whether it is there, and then complains of it in words of its own.
-    setattr(cls, "__jax_array__", property(refuse))  # noqa: B010
     return cls
 
 
