@@ -7,6 +7,7 @@ import pytest
 
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from partjit.plan.passes.progressions import progressions
 from partjit.plan.run import counters, link
 from tests.colocated import rendezvous
 
@@ -108,3 +109,20 @@ def test_the_host_reads_no_number_that_follows_from_that_of_the_iteration(name, 
     assert rendezvous.logs["calls"] == [(i, 4.0 * (k + 1)) for k, i in enumerate(numbers) if i % 3 == 0]
     if name in KNOWN or devices == 1:  # several may choose by themselves whether to call
         assert bool(reads) == (name not in KNOWN)
+
+
+@pytest.mark.parametrize("length", [40, 3000])
+def test_what_many_operations_compute_is_not_followed(length):
+    """Each uses the one before twice: to follow every use would take for ever."""
+
+    def following(i):
+        for _ in range(length):
+            i = i + i
+        return i
+
+    x = np.zeros(4, np.float32)
+    jaxpr = jax.make_jaxpr(lambda: jax.lax.scan(lambda i, _: (following(i), None), 1, None, COUNT)[0])()
+    eqn = next(eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan")
+    assert progressions(eqn, {}, {}) == {}
+    if length == 40:
+        assert "by the host" not in str(pjit(carrying(1, following)).plan(x))

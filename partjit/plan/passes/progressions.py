@@ -5,7 +5,7 @@
 They follow from the number of the iteration. If the host drives the loop, it knows them without asking a device.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -20,6 +20,8 @@ from partjit._jax.jaxprs import Atom, called_jaxpr, scan_counts, type_of
 
 __all__ = ["Progression", "progressions"]
 
+_MOST = 64
+"""How many values are looked at to find out what an integer is."""
 _LEAST, _LARGEST = (int(bound) for bound in (np.iinfo(np.int32).min, np.iinfo(np.int32).max))
 
 
@@ -58,6 +60,8 @@ def progressions(
     found: dict[int, Progression] = {}
     for k, (atom, var) in enumerate(zip(eqn.invars, jaxpr.invars, strict=True)):
         own: Progression | None = None
+        if not _is_integer(var.aval):
+            continue
         if k >= num_consts + num_carry:
             own = _sequence(atom, makers, consts)
             own = own and own.reversed(length) if eqn.params["reverse"] else own
@@ -66,7 +70,7 @@ def progressions(
             step = _sequence(jaxpr.outvars[k - num_consts], inside, {}, var)  # what is added to 0, 1, 2, ...
             is_one = first is not None and first.step == 0 and step is not None and step.step == 1
             own = Progression(first.first, step.first) if is_one and first and step else None
-        if own is not None and _is_integer(var.aval) and _fits(own, length, cast(ShapedArray, var.aval)):
+        if own is not None and _fits(own, length, cast(ShapedArray, var.aval)):
             found[k] = own
     return found
 
@@ -85,32 +89,44 @@ def _fits(own: Progression, length: int, aval: ShapedArray) -> bool:
 def _sequence(
     atom: Atom, makers: Mapping[Var, JaxprEqn], consts: Mapping[Var, ArrayLike], counted: Var | None = None
 ) -> Progression | None:
-    """What a vector of integers has in it, or an integer as one that is the same everywhere.
+    """What a vector of integers has in it, or an integer as one that is the same everywhere; None if many compute it.
 
     Args:
         atom: the vector or integer.
         makers, consts: as of `progressions`.
         counted: a variable that is taken for the sequence 0, 1, 2, ...
     """
-    if atom is counted:
-        return Progression(0, 1)
-    if isinstance(atom, Literal) or atom in consts:
-        return _of_constant(np.asarray(atom.val if isinstance(atom, Literal) else consts[atom]))
-    eqn = makers.get(atom)
-    if eqn is None or not jnp.issubdtype(type_of(atom).dtype, np.integer):
-        return None
-    if eqn.primitive is primitives.iota_p:
-        return Progression(0, 1) if len(eqn.params["shape"]) == 1 else None
-    called = called_jaxpr(eqn)
-    if called is not None:  # as of jit(arange)
-        inner, values = called
-        inside = {var: own for own in inner.eqns for var in own.outvars}
-        consts = dict(zip(inner.constvars, values, strict=True))
-        return _sequence(inner.outvars[eqn.outvars.index(atom)], inside, consts)
-    operands = [_sequence(operand, makers, consts, counted) for operand in eqn.invars]
-    if None in operands:
-        return None
-    return _COMBINED.get(eqn.primitive, _unknown)(*cast(Sequence[Progression], operands))
+    found: dict[Var, Progression | None] = {}  # each is looked at once, however often it is used
+
+    def of(atom: Atom) -> Progression | None:
+        if isinstance(atom, Literal):
+            return _of_constant(np.asarray(atom.val))
+        if atom not in found and len(found) < _MOST:
+            found[atom] = None  # it counts while its operands are looked at
+            found[atom] = computed(atom)
+        return found.get(atom)
+
+    def computed(var: Var) -> Progression | None:
+        if var is counted:
+            return Progression(0, 1)
+        if var in consts:
+            return _of_constant(np.asarray(consts[var]))
+        eqn = makers.get(var)
+        if eqn is None or not jnp.issubdtype(type_of(var).dtype, np.integer):
+            return None
+        if eqn.primitive is primitives.iota_p:
+            return Progression(0, 1) if len(eqn.params["shape"]) == 1 else None
+        called = called_jaxpr(eqn)
+        if called is not None:  # as of jit(arange)
+            inner, values = called
+            inside = {own: each for each in inner.eqns for own in each.outvars}
+            constants = dict(zip(inner.constvars, values, strict=True))
+            return _sequence(inner.outvars[eqn.outvars.index(var)], inside, constants)
+        combine = _COMBINED.get(eqn.primitive)
+        operands = [] if combine is None else [of(operand) for operand in eqn.invars]
+        return None if combine is None or None in operands else combine(*operands)
+
+    return of(atom)
 
 
 def _of_constant(value: np.ndarray) -> Progression | None:
@@ -120,10 +136,6 @@ def _of_constant(value: np.ndarray) -> Progression | None:
     first, step = int(numbers[0]), int(numbers[1]) - int(numbers[0]) if numbers.size > 1 else 0
     is_one = np.array_equal(numbers.astype(object), first + step * np.arange(numbers.size).astype(object))
     return Progression(first, step) if is_one else None
-
-
-def _unknown(*_: Progression) -> None:
-    return None
 
 
 def _product(a: Progression, b: Progression) -> Progression | None:
